@@ -1,0 +1,99 @@
+"""Task: one assignment, complete and frozen. What an episode does with it is `env.py`'s business.
+
+A task is identified by its `uid` and pinned by its `content_hash`: anything that could change an outcome (text,
+world, expected calls, limits, the user's private context) is in the hash, so a silent change is noticed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExpectedCall:
+    """One call of the reference solution, with arguments as a policy would send them."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class UserContext:
+    """What the simulated user knows and wants; never shown to the agent.
+
+    Attributes:
+        request: what the user wants, in one sentence; said again when nothing the agent said can be answered.
+        facts: topic (a key of `Domain.topics`) -> the bare value given when the agent asks for it
+            (`"birth_date": "1984-03-12"`). A topic that is not here is answered with "I do not know".
+        consents: topic -> True confirms, False declines. The key `"default"` answers any other request to confirm.
+    """
+
+    request: str
+    facts: Mapping[str, str]
+    consents: Mapping[str, bool]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of an episode.
+
+    Attributes:
+        user_turns: how often the simulated user may answer (the first message is not counted).
+        agent_turns: how many turns the policy may write in the whole episode.
+    """
+
+    user_turns: int = 10
+    agent_turns: int = 30
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Task:
+    """One assignment.
+
+    Attributes:
+        uid: `<domain>/<family>/<number>`.
+        domain: name of the domain (`tbx_envs.domains`).
+        family: the kind of assignment.
+        version: of the domain's tasks; raised whenever text or grading of any of them changes.
+        split: `train` or `heldout`.
+        query: the user's first message.
+        user: the simulated user's private context.
+        world: table name -> rows (column -> JSON value) of the initial database, in insertion order.
+        expected_calls: replayed on the initial world they give the expected world.
+        limits: bounds of an episode.
+        idle_passes: None, or the reason why doing nothing is right for this task.
+        labels: facts about the task for reports and demonstrators; never read by environment or check.
+    """
+
+    uid: str
+    domain: str
+    family: str
+    version: int
+    split: Literal["train", "heldout"]
+    query: str
+    user: UserContext
+    world: Mapping[str, tuple[Mapping[str, Any], ...]]
+    expected_calls: tuple[ExpectedCall, ...]
+    limits: Limits = Limits()
+    idle_passes: str | None = None
+    labels: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def content_hash(task: Task) -> str:
+    """SHA-256 (hex) over the canonical JSON of the whole task."""
+    record = dataclasses.asdict(task)
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=_jsonable)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, datetime.date | datetime.datetime):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a task holds {value!r}, which has no JSON form; store it as text or a number")
