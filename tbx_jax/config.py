@@ -131,6 +131,23 @@ class WarmstartConfig(Record):
     output_dir: str
 
 
+class DemoConfig(Record):
+    algo: AlgoConfig
+    optim: OptimConfig
+    rollout: SamplingConfig
+    evaluation: SamplingConfig
+    mesh: MeshConfig
+    seed: Count
+    policy: str
+    steps: Positive
+    attempts: Positive
+    pool_attempts: Positive
+    bands: tuple[Literal["too_hard", "hard", "medium", "easy", "too_easy"], ...]
+    checkpoint_every: Positive
+    max_void_retries: Count
+    output_dir: str
+
+
 R = TypeVar("R", bound=Record)
 
 

@@ -1,0 +1,34 @@
+# make demo | test | lint: each makes .venv first, with the newest Python of 3.11 to 3.13 that actually runs.
+# PYTHON=/path/to/python overrides the choice.
+
+SUITABLE := import sys, venv, ensurepip, sqlite3; raise SystemExit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
+	if $$p -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$p; break; fi; done)
+BIN := .venv/bin
+SEED ?= 0
+
+.PHONY: demo test lint clean
+
+demo: .venv/installed-demo
+	$(BIN)/tbx demo seed=$(SEED)
+
+test: .venv/installed-dev
+	$(BIN)/python -m pytest
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+.venv/installed-%: setup.cfg pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	touch $@
+
+.venv/bin/python:
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "tbx needs Python 3.11, 3.12 or 3.13 with venv; none of python3.13, python3.12, python3.11, python3, python runs." >&2; \
+		echo "Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; exit 1; fi
+	$(PYTHON) -m venv .venv
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,114 @@
+"""The tokenizer of the nano policy: every frequent word of its domains is one token, every digit is one token.
+
+A policy of a million parameters copies names and numbers reliably only where they look the same everywhere, so the
+text is cut the same way in every context (a capitalised word never swallows the space before it, digits stand
+alone, a call's scaffolding `{"name": "find_patient", "arguments": {` is one piece), and the vocabulary holds whole pieces: the
+most frequent ones, beside the 256 bytes that spell anything else. Encoding is greedy longest match (WordPiece
+with an empty continuation prefix), so it is lossless and nothing is unknown.
+
+>>> tokenizer = train_tokenizer(['Hi, Nora Quist here.'] * 3, vocabulary=300)
+>>> tokenizer.convert_ids_to_tokens(tokenizer.encode('Nora 42'))
+['Nora', 'Ġ', '4', '2']
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tbx_envs.errors import ConfigError
+from tbx_envs.messages import DONE_MARK
+
+END = "<|end|>"
+PAD = "<|pad|>"
+ROLE_MARKS = ("<|user|>", "<|tool|>", "<|assistant|>")
+CALL_MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+_SPECIALS = (PAD, END, *ROLE_MARKS)
+_UNKNOWN = "<|unk|>"  # required by the model class; every byte is in the vocabulary, so it is never produced
+
+# In order of preference: the opening of a call, a key with what opens its value, a capitalised word, a word with
+# its space, a digit, punctuation with its space, anything else alone.
+_PIECES = Regex(
+    r'\{"name": "[a-z_]+", "arguments": \{'
+    r'|[\[{]*"[a-z_]+": "?'
+    r"|[A-Z][a-z]*"
+    r"| ?[a-z][a-z_]*"
+    r"|[0-9]"
+    r'|[",.:;!?\]}]+ ?'
+    r"|.|\n"
+)
+
+# Roles and turns only: a system message and tool schemas are not rendered, since a million parameters learn one
+# domain's rules from demonstrations and cannot read them.
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{%- if message.role == 'user' -%}<|user|>{{ message.content }}<|end|>"
+    "{%- elif message.role == 'tool' -%}<|tool|>{{ message.content }}<|end|>"
+    "{%- elif message.role == 'assistant' -%}<|assistant|>{{ message.content }}"
+    "{%- for call in message.tool_calls or [] -%}"
+    '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
+    "{%- endfor -%}<|end|>"
+    "{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"
+)
+
+
+def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> PreTrainedTokenizerFast:
+    """A tokenizer whose vocabulary is the bytes, the marks and the most frequent pieces of `texts`.
+
+    Args:
+        texts: what the policy will read and write, without marks of the template.
+        vocabulary: number of tokens in all; fewer if `texts` have fewer pieces.
+
+    Raises:
+        ConfigError: no room for the bytes and the marks.
+    """
+    pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(_PIECES, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    marks = [*_SPECIALS, *CALL_MARKS, DONE_MARK]
+    base = [_UNKNOWN, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    room = vocabulary - len(base) - len(marks)
+    if room < 0:
+        raise ConfigError(
+            f"a vocabulary of {vocabulary} tokens was asked for; bytes and marks alone are "
+            f"{len(base) + len(marks)}. Raise vocabulary."
+        )
+    counts = _piece_counts(texts, pre_tokenizer, marks)
+    known = set(base)
+    frequent = [piece for piece, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])) if piece not in known]
+    vocab = {piece: index for index, piece in enumerate([*base, *frequent[:room]])}
+    tokenizer = Tokenizer(
+        models.WordPiece(
+            vocab=vocab, unk_token=_UNKNOWN, continuing_subword_prefix="", max_input_chars_per_word=1_000_000
+        )
+    )
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in _SPECIALS])
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in (*CALL_MARKS, DONE_MARK)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=PAD,
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _piece_counts(
+    texts: Iterable[str], pre_tokenizer: pre_tokenizers.PreTokenizer, marks: list[str]
+) -> collections.Counter[str]:
+    counts: collections.Counter[str] = collections.Counter()
+    for text in texts:
+        for mark in marks:
+            text = text.replace(mark, "\n")
+        counts.update(piece for piece, _ in pre_tokenizer.pre_tokenize_str(text) if len(piece) > 1)
+    return counts
