@@ -130,14 +130,30 @@ def _task(domain_name: str, uid: str) -> Task:
     return family.build(number, "heldout" if heldout else "train")
 
 
-@functools.cache
+_registered: dict[str, Domain] = {}
+
+
+def register_domain(domain: Domain) -> None:
+    """Make a domain that is not built in known in this process, for example a shipped fake in a test.
+
+    Raises:
+        DomainError: another domain has that name already.
+    """
+    if domain.name in NAMES or _registered.get(domain.name, domain) is not domain:
+        raise DomainError(f"a domain '{domain.name}' is there already; give this one another name.")
+    _registered[domain.name] = domain
+
+
 def load_domain(name: str) -> Domain:
-    """The domain of that name; its module is imported on first use.
+    """The domain of that name; a built-in one's module is imported on first use.
 
     Raises:
         DomainError: unknown name.
     """
+    if name in _registered:
+        return _registered[name]
     if name not in NAMES:
-        raise DomainError(f"unknown domain '{name}'.{did_you_mean(name, NAMES)} Known: {', '.join(NAMES)}.")
+        known = [*NAMES, *_registered]
+        raise DomainError(f"unknown domain '{name}'.{did_you_mean(name, known)} Known: {', '.join(known)}.")
     module: Any = importlib.import_module(f"tbx_envs.domains.{name}")
     return module.DOMAIN

@@ -1,0 +1,206 @@
+"""The seam between models and everything else: parameters are plain pytrees, functions are pure.
+
+`build` makes a `Model` (static: hashable, an argument for `static_argnums`) and its parameters (nested dictionaries
+of float32 arrays). Sampler and learner call the same functions, so that their log-probabilities agree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from tbx_envs.errors import ShapeError
+from tbx_jax.cache import NO_TOKEN, Cache, append
+from tbx_jax.config import ModelConfig
+from tbx_jax.models.decoder import Cached, Decoder, Fresh
+
+Params = dict[str, Any]
+
+# Logits that `token_logps` holds at once, in numbers: 64 MB of float32. Longer inputs are computed in pieces.
+_LOGITS_AT_ONCE = 2**24
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """What is static about a model.
+
+    Attributes:
+        config: sizes and options.
+        vocabulary: number of token ids.
+        graphdef: how the parameters make up the Flax module.
+    """
+
+    config: ModelConfig
+    vocabulary: int
+    graphdef: nnx.GraphDef
+
+
+def build(config: ModelConfig, vocabulary: int, key: jax.Array) -> tuple[Model, Params]:
+    """A model with random parameters."""
+    graphdef, state = nnx.split(Decoder(config, vocabulary, nnx.Rngs(params=key)), nnx.Param)
+    return Model(config, vocabulary, graphdef), nnx.to_pure_dict(state)
+
+
+def abstract(config: ModelConfig, vocabulary: int) -> tuple[Model, Params]:
+    """The same without memory: `jax.ShapeDtypeStruct` in place of arrays."""
+    decoder = nnx.eval_shape(lambda: Decoder(config, vocabulary, nnx.Rngs(params=0)))
+    graphdef, state = nnx.split(decoder, nnx.Param)
+    return Model(config, vocabulary, graphdef), nnx.to_pure_dict(state)
+
+
+def parameter_letters(model: Model) -> Params:
+    """For each parameter its axes as letters (`"l d n h"`), in the structure of the parameters."""
+    decoder = nnx.eval_shape(lambda: Decoder(model.config, model.vocabulary, nnx.Rngs(params=0)))
+    state = nnx.state(decoder, nnx.Param)
+    is_param = lambda leaf: isinstance(leaf, nnx.Param)  # noqa: E731
+    return nnx.to_pure_dict(jax.tree.map(lambda leaf: leaf.letters, state, is_leaf=is_param))
+
+
+def apply(
+    model: Model,
+    params: Params,
+    tokens_bt: Int[Array, "b t"],
+    *,
+    cache: Cache | None = None,
+    valid_bt: Bool[Array, "b t"] | None = None,
+    segments_bt: Int[Array, "b t"] | None = None,
+    attend_length: int | None = None,
+    remat: bool = False,
+) -> tuple[Float[Array, "b t d"], Cache | None]:
+    """Hidden states of `tokens_bt`.
+
+    Without a cache: a causal pass over left-aligned sequences, positions from 0. Padding on the right needs no mask,
+    since nothing before it can see it. With a cache: each row's tokens follow what the row already holds, and the
+    returned cache holds them too.
+
+    Args:
+        cache: rows to continue; give it to `jax.jit` as donated and use only the returned one.
+        valid_bt: with a cache only: True for the tokens to append, on the left of each row; None is all.
+        segments_bt: without a cache only: packing. Tokens see their own segment, positions restart with it, and
+            token shift does not cross into it. Segments lie one after the other; a segment's id occurs once.
+        attend_length: with a cache only, static: read this many positions of it. At least the longest row.
+        remat: keep no activations for the backward pass but the layers' inputs.
+
+    Returns:
+        Hidden states after the final norm, and the new cache (None without one).
+
+    Raises:
+        ShapeError: arguments that exclude each other.
+    """
+    decoder = nnx.merge(model.graphdef, params)
+    if cache is None:
+        if valid_bt is not None or attend_length is not None:
+            raise ShapeError("valid_bt and attend_length belong to a cache, and there is none; leave them out")
+        return _full(decoder, model, tokens_bt, segments_bt, remat), None
+    if segments_bt is not None:
+        raise ShapeError("segments_bt packs several sequences in a row, and a row of a cache is one; leave one out")
+    hidden_btd, fresh = with_cache(model, params, tokens_bt, cache, attend_length)
+    if valid_bt is None:
+        num_new_b = jnp.full(tokens_bt.shape[:1], tokens_bt.shape[1], jnp.int32)
+    else:
+        num_new_b = jnp.sum(valid_bt, axis=1, dtype=jnp.int32)
+    return hidden_btd, append(cache, fresh.keys_lbjkh, fresh.values_lbjkh, tokens_bt, num_new_b)
+
+
+def _full(
+    decoder: Decoder,
+    model: Model,
+    tokens_bt: Int[Array, "b t"],
+    segments_bt: Int[Array, "b t"] | None,
+    remat: bool,
+) -> Float[Array, "b t d"]:
+    """The pass without a cache."""
+    b, t = tokens_bt.shape
+    place_t = jnp.arange(t)
+    attends_btj = (place_t[None, :, None] >= place_t[None, None, :])
+    position_bt = place_t[None, :]
+    if segments_bt is not None:
+        attends_btj = attends_btj & (segments_bt[:, :, None] == segments_bt[:, None, :])
+        starts_bt = jnp.pad(segments_bt[:, 1:] != segments_bt[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+        position_bt = position_bt - jax.lax.cummax(jnp.where(starts_bt, position_bt, 0), axis=1)
+    recent_bm = jnp.full((b, model.config.token_shift), NO_TOKEN, tokens_bt.dtype)
+    hidden_btd, _ = decoder(tokens_bt, recent_bm, position_bt, attends_btj, segments_bt=segments_bt, remat=remat)
+    return hidden_btd
+
+
+def with_cache(
+    model: Model,
+    params: Params,
+    tokens_bt: Int[Array, "b t"],
+    cache: Cache,
+    attend_length: int | None,
+) -> tuple[Float[Array, "b t d"], Fresh]:
+    """Hidden states, keys and values of tokens that follow the rows of `cache`; the cache itself is only read."""
+    place_t = jnp.arange(tokens_bt.shape[1])
+    cached, attends_bs = readable(cache, attend_length)
+    return nnx.merge(model.graphdef, params)(
+        tokens_bt,
+        cache.recent_bm,
+        cache.length_b[:, None] + place_t[None, :],
+        place_t[None, :, None] >= place_t[None, None, :],
+        cached=cached,
+        attends_bs=attends_bs,
+    )
+
+
+def readable(cache: Cache, attend_length: int | None) -> tuple[Cached | None, Bool[Array, "b s"] | None]:
+    """The first `attend_length` positions of the cache (None: all), and where they hold tokens; None for 0."""
+    length = cache.capacity if attend_length is None else min(attend_length, cache.capacity)
+    if length == 0:
+        return None, None
+    cached = Cached(cache.keys_lbkhs[..., :length], cache.values_lbksh[..., :length, :])
+    return cached, jnp.arange(length)[None, :] < cache.length_b[:, None]
+
+
+def unembed(model: Model, params: Params, hidden_btd: Float[Array, "*b d"]) -> Float[Array, "*b v"]:
+    """Logits of the next token, float32."""
+    return nnx.merge(model.graphdef, params).unembed(hidden_btd)
+
+
+def token_logps(
+    model: Model,
+    params: Params,
+    tokens_bt: Int[Array, "b t"],
+    *,
+    temperature: float | Float[Array, ""] = 1.0,
+    segments_bt: Int[Array, "b t"] | None = None,
+    remat: bool = False,
+) -> Float[Array, "b t"]:
+    """log pi(token t | tokens before t) in nats, at the sampling temperature.
+
+    0.0 where nothing came before: at position 0 and at each segment's first token. Only a piece of the logits exists
+    at a time when they are many; the backward pass computes that piece again.
+    """
+    b, t = tokens_bt.shape
+    hidden_btd, _ = apply(model, params, tokens_bt, segments_bt=segments_bt, remat=remat)
+
+    def piece(inputs):
+        hidden_bcd, next_bc = inputs
+        logits_bcv = unembed(model, params, hidden_bcd) / temperature
+        chosen_bc = jnp.take_along_axis(logits_bcv, next_bc[..., None], axis=-1)[..., 0]
+        return chosen_bc - jax.nn.logsumexp(logits_bcv, axis=-1)
+
+    hidden_btd, next_bt = hidden_btd[:, :-1], tokens_bt[:, 1:]
+    pieces = -(-b * t * model.vocabulary // _LOGITS_AT_ONCE)
+    if pieces <= 1:
+        logp_bt = piece((hidden_btd, next_bt))
+    else:
+        logp_bt = _in_pieces(jax.checkpoint(piece), hidden_btd, next_bt, min(pieces, t - 1))
+    if segments_bt is not None:
+        logp_bt = jnp.where(segments_bt[:, 1:] == segments_bt[:, :-1], logp_bt, 0.0)
+    return jnp.pad(logp_bt, ((0, 0), (1, 0)))
+
+
+def _in_pieces(function, hidden_btd, next_bt, pieces: int) -> Float[Array, "b t"]:
+    """`function` over `pieces` equal stretches of t, one after the other; the last is padded."""
+    b, t = next_bt.shape
+    size = -(-t // pieces)
+    pad = pieces * size - t
+    hidden = jnp.pad(hidden_btd, ((0, 0), (0, pad), (0, 0))).reshape(b, pieces, size, -1).swapaxes(0, 1)
+    following = jnp.pad(next_bt, ((0, 0), (0, pad))).reshape(b, pieces, size).swapaxes(0, 1)
+    return jax.lax.map(function, (hidden, following)).swapaxes(0, 1).reshape(b, -1)[:, :t]

@@ -1,0 +1,248 @@
+"""The scripted agent of the clinic: follows the policy, and now and then breaks a stated rule.
+
+At each decision it slips with probability `lapse * pressure`, where the pressure is how pressing the caller sounds
+(`families.TONES`). With lapse 0 it is the reference of the policy in conversation; with some lapse its episodes are
+what a small policy is warm-started on: able, but not reliable.
+
+It speaks from what it has read: the caller's words (`labels` hold them parsed) and the tools' results.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+from tbx_envs.domains import ScriptedAgent
+from tbx_envs.messages import DONE_MARK, Message, Text, ToolCall, ToolResult, Turn
+from tbx_envs.task import Task
+
+ASK_BIRTH_DATE = ("What is your birth date?", "Please tell me your birth date.")
+ASK_BOTH_FACTS = (
+    "What are your birth date and the last four digits of your phone?",
+    "Please tell me your birth date and the last four digits of your phone.",
+)
+ASK_FEE = {
+    "late_cancellation": ("The late fee is $25. Do you agree?", "That is late and costs $25. Do you agree to the fee?"),
+    "late_change": ("The late fee is $15. Do you agree?", "That is late and costs $15. Do you agree to the fee?"),
+}
+DONE_WORDS = {
+    "cancel": "Your visit is cancelled.",
+    "move": "Your visit is moved.",
+    "book": "Your visit is booked.",
+    "refill": "Your refill is requested.",
+    "waive": "Your fee is waived.",
+    "release": "Your records are sent.",
+    "phone": "Your phone is changed.",
+}
+REFUSED_WORDS = {
+    "third_party": "Sorry, I can only help the patient.",
+    "identity_failed": "Sorry, the digits do not match.",
+    "fee_declined": "Your visit stays as it is.",
+    "move_limit": "Sorry, it was moved twice already.",
+    "no_referral": "Sorry, a valid referral is missing.",
+    "no_refills": "Sorry, no refills are left.",
+    "review_due": "Sorry, a review is due first.",
+    "no_approval": "Sorry, the manager did not approve it.",
+    "no_consent": "Sorry, a signed consent is missing.",
+}
+
+# What a step of the conversation is: yields turns, is sent the messages that answer each, returns something.
+Answers = Sequence[Message]
+Words = Generator[Turn, Answers, str]
+
+
+class Desk:
+    """What the agent holds in mind during one conversation.
+
+    Attributes:
+        rng: of this agent; decides wording and slips.
+        slip_probability: of each decision.
+        patient_id: once found.
+        phone_verified: False when the phone digits were asked for and did not match.
+    """
+
+    def __init__(self, rng: random.Random, slip_probability: float) -> None:
+        self.rng = rng
+        self.slip_probability = slip_probability
+        self.patient_id = ""
+        self.phone_verified = True
+        self._num_calls = 0
+
+    def slips(self) -> bool:
+        """Whether the rule at hand is broken this time."""
+        return self.rng.random() < self.slip_probability
+
+    def call(self, *calls: tuple[str, dict[str, Any]]) -> Generator[Turn, Answers, list[ToolResult]]:
+        """Make these calls in one turn; returns their results."""
+        first, self._num_calls = self._num_calls, self._num_calls + len(calls)
+        turn = Turn(
+            calls=tuple(ToolCall(f"call_{first + i}", tool, arguments) for i, (tool, arguments) in enumerate(calls))
+        )
+        answers = yield turn
+        return [answer for answer in answers if isinstance(answer, ToolResult)]
+
+    def read(self, tool: str, **arguments: Any) -> Generator[Turn, Answers, list[Mapping[str, Any]]]:
+        """The rows that a tool lists; none when it refuses."""
+        (result,) = yield from self.call((tool, arguments))
+        return json.loads(result.text) if result.status == "ok" else []
+
+    def ask(self, wordings: Sequence[str]) -> Generator[Turn, Answers, str]:
+        """Say one of these to the caller; returns the answer."""
+        answers = yield Turn(text=self.rng.choice(wordings))
+        return " ".join(answer.text for answer in answers if isinstance(answer, Text))
+
+    def refuse(self, reason: str) -> Words:
+        """Record the refusal, unless that slips; returns what to say."""
+        if not self.slips():
+            yield from self.call(("record_refusal", {"reason": reason, "patient_id": self.patient_id}))
+        return REFUSED_WORDS[reason]
+
+
+def scripted(task: Task, rng: random.Random, lapse: float) -> ScriptedAgent:
+    """An agent for the task, see `tbx_envs.domains.Family.scripted`."""
+    desk = Desk(rng, min(1.0, lapse * task.labels["pressure"]))
+    requests: list[Mapping[str, str]] = task.labels["requests"]
+    found = yield from desk.read("find_patient", name=task.labels["name"])
+    desk.patient_id = found[0]["patient_id"]
+    if task.labels["case"] == "third party" and not desk.slips():
+        words = [(yield from desk.refuse("third_party"))]
+    else:
+        if not desk.slips():
+            needs_phone = any(request["request"] in ("release", "phone") for request in requests)
+            yield from _identify(desk, [row["patient_id"] for row in found], needs_phone=needs_phone)
+        words = []
+        for number, said in enumerate(requests):
+            if number and desk.slips():
+                break  # forgets the second request
+            words.append((yield from HANDLERS[said["request"]](desk, said)))
+    yield Turn(text=f"{' '.join(words)} {DONE_MARK}")
+
+
+def _identify(desk: Desk, patient_ids: Sequence[str], *, needs_phone: bool) -> Generator[Turn, Answers, None]:
+    """Ask for the facts and check them; of several patients of one name, find the one whose birth date it is."""
+    asks_phone = needs_phone and not desk.slips()
+    answer = yield from desk.ask(ASK_BOTH_FACTS if asks_phone else ASK_BIRTH_DATE)
+    birth_date = _stated(r"\d{4}-\d{2}-\d{2}", answer)
+    digits = _stated(r"(?<![\d-])\d{4}(?![\d-])", answer)
+    for patient_id in patient_ids:
+        calls = [("verify_birth_date", {"birth_date": birth_date, "patient_id": patient_id})]
+        if asks_phone:
+            calls.append(("verify_phone", {"last_four": digits, "patient_id": patient_id}))
+        results = yield from desk.call(*calls)
+        if results[0].status == "ok":
+            desk.patient_id = patient_id
+            desk.phone_verified = all(result.status == "ok" for result in results)
+            break
+
+
+def _stated(pattern: str, answer: str) -> str:
+    match = re.search(pattern, answer)
+    return match[0] if match else "unknown"
+
+
+# --- One function per request: do it or refuse it, and say which ------------------------------------------------
+
+
+def _cancel(desk: Desk, said: Mapping[str, str]) -> Words:
+    visit = yield from _visit(desk, said)
+    cancel = ("cancel_visit", {"visit_id": visit["visit_id"]})
+    return (yield from _do_for_fee(desk, visit, "late_cancellation", cancel, DONE_WORDS["cancel"]))
+
+
+def _move(desk: Desk, said: Mapping[str, str]) -> Words:
+    visit = yield from _visit(desk, said)
+    if visit["moves"] >= 2 and not desk.slips():
+        return (yield from desk.refuse("move_limit"))
+    slots = yield from desk.read("list_slots", clinician=said["clinician"])
+    slot = slots[0 if said["slot"] == "first" else -1]
+    move = ("move_visit", {"slot_id": slot["slot_id"], "visit_id": visit["visit_id"]})
+    return (yield from _do_for_fee(desk, visit, "late_change", move, DONE_WORDS["move"]))
+
+
+def _visit(desk: Desk, said: Mapping[str, str]) -> Generator[Turn, Answers, Mapping[str, Any]]:
+    visits = yield from desk.read("list_visits", patient_id=desk.patient_id)
+    return next(visit for visit in visits if visit["clinician"] == said["clinician"])
+
+
+def _do_for_fee(
+    desk: Desk, visit: Mapping[str, Any], fee: str, action: tuple[str, dict[str, Any]], done: str
+) -> Words:
+    """Cancel or move a visit; a late one only for a fee that the caller agreed to."""
+    charge = ("charge_fee", {"fee": fee, "patient_id": desk.patient_id})
+    if visit["starts_in_hours"] >= 24:
+        yield from desk.call(action)
+        return done
+    if desk.slips():  # forgets the fee, or charges it unasked
+        yield from desk.call(*((action,) if desk.rng.random() < 0.6 else (action, charge)))
+        return done
+    answer = yield from desk.ask(ASK_FEE[fee])
+    if not re.search(r"\b(no|not|don't|decline)\b", answer.lower()):
+        yield from desk.call(action, charge)
+        return done
+    if desk.slips():  # does it all the same, for free
+        yield from desk.call(action)
+        return done
+    return (yield from desk.refuse("fee_declined"))
+
+
+def _book(desk: Desk, said: Mapping[str, str]) -> Words:
+    if said["specialty"] != "family medicine" and not desk.slips():
+        referrals = yield from desk.read("list_referrals", patient_id=desk.patient_id)
+        if not any(row["specialty"] == said["specialty"] and row["valid"] for row in referrals) and not desk.slips():
+            return (yield from desk.refuse("no_referral"))
+    slots = yield from desk.read("find_slots", specialty=said["specialty"])
+    slot = slots[0 if said["slot"] == "first" else -1]
+    yield from desk.call(("book_visit", {"slot_id": slot["slot_id"], "patient_id": desk.patient_id}))
+    return DONE_WORDS["book"]
+
+
+def _refill(desk: Desk, said: Mapping[str, str]) -> Words:
+    rows = yield from desk.read("list_prescriptions", patient_id=desk.patient_id)
+    # An unverified caller may have been taken for a namesake, who has no such prescription.
+    row = next((row for row in rows if row["drug"] == said["drug"]), rows[0])
+    reason = "no_refills" if row["refills_left"] == 0 else "review_due" if row["review_due"] else None
+    if reason and not desk.slips():
+        return (yield from desk.refuse(reason))
+    yield from desk.call(("request_refill", {"prescription_id": row["prescription_id"]}))
+    return DONE_WORDS["refill"]
+
+
+def _waive(desk: Desk, said: Mapping[str, str]) -> Words:
+    charges = yield from desk.read("list_charges", patient_id=desk.patient_id)
+    charge = next(charge for charge in charges if charge["fee"] == said["fee"])
+    if not charge["approved"] and not desk.slips():
+        return (yield from desk.refuse("no_approval"))
+    yield from desk.call(("waive_charge", {"charge_id": charge["charge_id"]}))
+    return DONE_WORDS["waive"]
+
+
+def _release(desk: Desk, said: Mapping[str, str]) -> Words:
+    if not desk.phone_verified and not desk.slips():
+        return (yield from desk.refuse("identity_failed"))
+    if not desk.slips():
+        consents = yield from desk.read("list_consents", patient_id=desk.patient_id)
+        if not any(row["recipient"] == said["recipient"] and row["signed"] for row in consents):
+            return (yield from desk.refuse("no_consent"))
+    yield from desk.call(("send_records", {"recipient": said["recipient"], "patient_id": desk.patient_id}))
+    return DONE_WORDS["release"]
+
+
+def _phone(desk: Desk, said: Mapping[str, str]) -> Words:
+    if not desk.phone_verified and not desk.slips():
+        return (yield from desk.refuse("identity_failed"))
+    yield from desk.call(("update_phone", {"phone": said["new_phone"], "patient_id": desk.patient_id}))
+    return DONE_WORDS["phone"]
+
+
+HANDLERS: Mapping[str, Callable[[Desk, Mapping[str, str]], Words]] = {
+    "cancel": _cancel,
+    "move": _move,
+    "book": _book,
+    "refill": _refill,
+    "waive": _waive,
+    "release": _release,
+    "phone": _phone,
+}

@@ -1,0 +1,68 @@
+"""Lock files: what each frozen task was when its domain's version was set.
+
+    version 1
+    clinic/cancel_visit/000 9b1f...
+
+A task's line changes with anything that could change an outcome: the task itself, the policy, and the texts of the
+tools. `python -m tbx_envs.testing.domain_contract lock <domain>` writes the file; a test compares.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib import resources
+
+from tbx_envs.domains import Domain
+from tbx_envs.errors import DomainError
+from tbx_envs.task import Task, content_hash
+from tbx_envs.toolbox import Tool
+
+FILE_NAME = "tasks.lock"
+
+
+def parse_lock(text: str, *, where: str) -> tuple[int, dict[str, str]]:
+    """The version and the hashes, uid -> SHA-256, of a lock file's text; version 0 of an empty one.
+
+    Raises:
+        DomainError: a line that is neither; `where` names the file.
+    """
+    version, hashes = 0, {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        match line.split():
+            case ["version", digits] if digits.isdigit() and number == 1:
+                version = int(digits)
+            case [uid, sha256]:
+                hashes[uid] = sha256
+            case _:
+                raise DomainError(
+                    f"{where} line {number}: {line!r} is neither 'version <number>' (first line) nor "
+                    f"'<uid> <sha256>'. Write the file anew with `python -m tbx_envs.testing.domain_contract lock`."
+                )
+    return version, hashes
+
+
+def read_lock(domain_name: str) -> tuple[int, dict[str, str]]:
+    """Version and hashes of a built-in domain's lock file; (0, {}) when there is none yet."""
+    file = resources.files(f"tbx_envs.domains.{domain_name}") / FILE_NAME
+    if not file.is_file():
+        return 0, {}
+    return parse_lock(file.read_text(encoding="utf-8"), where=f"{domain_name}/{FILE_NAME}")
+
+
+def lock_text(domain: Domain, hashes: Mapping[str, str]) -> str:
+    """The text of a lock file."""
+    return "".join([f"version {domain.version}\n", *(f"{uid} {sha256}\n" for uid, sha256 in hashes.items())])
+
+
+def lock_hash(task: Task, domain: Domain) -> str:
+    """SHA-256 (hex) over the task and everything of its domain that an agent reads."""
+    return hashlib.sha256(f"{content_hash(task)} {_texts_hash(domain.policy, domain.tools)}".encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=8)
+def _texts_hash(policy: str, tools: tuple[Tool, ...]) -> str:
+    texts = [policy, *([tool.name, tool.description, tool.input_schema] for tool in tools)]
+    return hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,120 @@
+"""The scripted user: answers what it is asked from its private facts, and nothing else.
+
+To one message of the agent it answers, in this order:
+
+1. every topic that is asked for (`Domain.topics`): the fact, or "I don't know" when it has none; and every request
+   to confirm something in particular (`Domain.consents`): yes or no, as its context says;
+2. with none of these, when the agent asks whether there is anything else *and* has made a call that a tool answered
+   since the user last spoke: it ends the conversation;
+3. otherwise, any other request to confirm (`"default"` of `Domain.consents`): yes or no, as its context says;
+4. otherwise it says its request again.
+
+Wording varies with the seed and the number of the answer, and with nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+from collections.abc import Iterable, Mapping
+
+from tbx_envs.domains import Domain
+from tbx_envs.messages import DONE_MARK, Text, ToolResult, Transcript, Turn
+from tbx_envs.seeding import rng
+from tbx_envs.task import Task
+
+DEFAULT = "default"  # the consent that answers what no other pattern finds
+ANYTHING_ELSE = re.compile(
+    r"\b(any\s?thing|something) (else|more)\b|\bwas that all\b|\bis that all\b", re.IGNORECASE
+)
+
+_UNKNOWN = ("I don't know.", "I'm sorry, I don't know that.", "That I don't know.")
+_YES = ("Yes, please go ahead.", "Yes, that is fine.", "Yes, I agree.", "Yes, please do that.")
+_NO = (
+    "No, I don't want that.",
+    "No, please don't do that.",
+    "No, I don't agree.",
+    "No, thank you, not that.",
+)
+_UNDECIDED = ("I can't decide that now.", "I have no answer to that.", "I'm not sure about that.")
+_REQUEST = ("{request}", "As I said: {request}", "My request is this: {request}", "What I need: {request}")
+_THAT_IS_ALL = ("No, that is all.", "No, that's everything, thank you.", "That is all, thank you.")
+
+
+class ScriptedUser:
+    """One user for one episode (`tbx_envs.users.User`)."""
+
+    def __init__(self, task: Task, domain: Domain, seed: int) -> None:
+        self._uid = task.uid
+        self._context = task.user
+        self._domain = domain
+        self._seed = seed
+
+    def answer(self, transcript: Transcript) -> str:
+        """The answer to the agent's last message; see the module's docstring."""
+        said = _last_words(transcript)
+        number = sum(isinstance(message, Text) and message.role == "user" for message in transcript)
+        random_ = rng(self._seed, "user", number)
+        topics = _found(said, {name: topic.pattern for name, topic in self._domain.topics.items()})
+        asked = _found(said, self._domain.consents)
+        particular = [topic for topic in asked if topic != DEFAULT]
+        if topics or particular:
+            facts = [self._fact(topic, random_) for topic in topics]
+            return " ".join([*facts, *self._decisions(particular, random_)])
+        if ANYTHING_ELSE.search(said):
+            if _acted_since_last_answer(transcript):
+                return f"{random_.choice(_THAT_IS_ALL)} {DONE_MARK}"
+        elif asked:
+            return " ".join(self._decisions(asked, random_))
+        return random_.choice(_REQUEST).format(request=self._context.request)
+
+    def _fact(self, topic: str, random_: random.Random) -> str:
+        value = self._context.facts.get(topic)
+        if value is None:
+            return random_.choice(_UNKNOWN)
+        return random_.choice(self._domain.topics[topic].phrasings).replace("{value}", value)
+
+    def _decisions(self, asked: Iterable[str], random_: random.Random) -> Iterable[str]:
+        """An answer to each request to confirm; when several differ, each says what it is about."""
+        consents = self._context.consents
+        decisions = {topic: consents.get(topic, consents.get(DEFAULT)) for topic in asked}
+        if len(set(decisions.values())) <= 1:
+            return [random_.choice(_wordings(decision)) for decision in list(decisions.values())[:1]]
+        return [
+            f"As to the {topic.replace('_', ' ')}: {random_.choice(_wordings(decision))}"
+            for topic, decision in decisions.items()
+        ]
+
+
+def _wordings(decision: bool | None) -> tuple[str, ...]:
+    return _UNDECIDED if decision is None else _YES if decision else _NO
+
+
+def _found(said: str, patterns: Mapping[str, str]) -> list[str]:
+    """Names whose pattern is found, in the order in which they first stand in `said`."""
+    starts = {
+        name: match.start()
+        for name, pattern in patterns.items()
+        if (match := _compiled(pattern).search(said))
+    }
+    return sorted(starts, key=lambda name: starts[name])
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE)
+
+
+def _last_words(transcript: Transcript) -> str:
+    return next((message.text for message in reversed(transcript) if isinstance(message, Turn)), "")
+
+
+def _acted_since_last_answer(transcript: Transcript) -> bool:
+    """True when a call that reached a tool came after the user's last words."""
+    for message in reversed(transcript):
+        if isinstance(message, Text) and message.role == "user":
+            return False
+        if isinstance(message, ToolResult) and message.status != "invalid":
+            return True
+    return False

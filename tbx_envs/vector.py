@@ -1,0 +1,268 @@
+"""Many episodes stepped together, each slot's outcome apart.
+
+`EpisodeSlots` is what rollouts and evaluation are built on: slots start and end on their own, and a fault ends one
+slot's episode as void without disturbing the others. `ToolVectorEnv` is Gymnasium's view of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from tbx_envs.env import ToolEnv
+from tbx_envs.episode import Episode, Fault
+from tbx_envs.errors import ActionError, EnvironmentFault
+from tbx_envs.messages import Message, Turn
+from tbx_envs.spaces import AnyText
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SlotOutcome:
+    """What came of starting a slot or of one turn in it.
+
+    Attributes:
+        messages: what the policy reads next: the domain's policy and the user's first message at the start, later
+            results of calls or the user's words; empty at an end that says nothing more.
+        ended: the episode is over, `EpisodeSlots.episode` has its record.
+        fault: None, or what broke: then the episode has ended and is void.
+    """
+
+    messages: tuple[Message, ...]
+    ended: bool
+    fault: Fault | None
+
+
+class EpisodeSlots:
+    """A fixed number of slots, each with one episode at a time.
+
+    Args:
+        num_slots: how many.
+        chat_format: of raw text actions.
+        env_options: further arguments of every `ToolEnv`.
+    """
+
+    def __init__(self, num_slots: int, *, chat_format: str = "hermes", **env_options: Any) -> None:
+        self._envs: list[ToolEnv | None] = [None] * num_slots
+        self._running = [False] * num_slots
+        self._options = {"chat_format": chat_format, **env_options}
+
+    @property
+    def num_slots(self) -> int:
+        return len(self._envs)
+
+    def start(self, slot: int, uid: str, seed: int) -> SlotOutcome:
+        """Begin an episode of `uid` in `slot`, whatever was there before.
+
+        Raises:
+            DomainError: no such task, or its expected calls fail: nothing to be tried again.
+        """
+        env = self._envs[slot]
+        if env is None or env.task.uid != uid:
+            if env is not None:
+                env.close()
+            env = self._envs[slot] = ToolEnv(uid, **self._options)
+        try:
+            env.reset(seed=seed)
+        except EnvironmentFault as fault:
+            self._running[slot] = False
+            return SlotOutcome((), True, Fault(fault.kind, str(fault)))
+        self._running[slot] = True
+        return SlotOutcome(env.transcript, False, None)
+
+    def advance(self, actions: Mapping[int, str | Turn]) -> dict[int, SlotOutcome]:
+        """One turn in each slot named; slots keep their order.
+
+        Raises:
+            ActionError: a slot runs no episode; then no slot was stepped.
+        """
+        idle = [slot for slot in actions if not self._running[slot]]
+        if idle:
+            raise ActionError(f"advance() of slots {idle}: they run no episode; start() them first.")
+        return {slot: self._advance_one(slot, action) for slot, action in actions.items()}
+
+    def _advance_one(self, slot: int, action: str | Turn) -> SlotOutcome:
+        env = self.env(slot)
+        num_before = len(env.transcript) + 1
+        try:
+            _, _, terminated, truncated, _ = env.step(action)
+        except EnvironmentFault as fault:
+            self._running[slot] = False
+            return SlotOutcome((), True, Fault(fault.kind, str(fault)))
+        self._running[slot] = not (terminated or truncated)
+        return SlotOutcome(env.transcript[num_before:], terminated or truncated, None)
+
+    def env(self, slot: int) -> ToolEnv:
+        """The environment behind a slot.
+
+        Raises:
+            ActionError: nothing was started there.
+        """
+        env = self._envs[slot]
+        if env is None:
+            raise ActionError(f"slot {slot} is empty; start() an episode in it first.")
+        return env
+
+    def tools(self, slot: int) -> list[dict[str, Any]]:
+        """The tools of the slot's task, in canonical order; new objects each time."""
+        return self.env(slot).tools
+
+    def episode(self, slot: int, attempt: int) -> Episode:
+        """The record of the episode that has ended in `slot`.
+
+        Raises:
+            ActionError: it has not ended.
+        """
+        return self.env(slot).episode(attempt)
+
+    def close(self) -> None:
+        """Give all worlds back; a second call does nothing."""
+        for slot, env in enumerate(self._envs):
+            if env is not None:
+                env.close()
+            self._envs[slot] = None
+            self._running[slot] = False
+
+
+class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.ndarray]):
+    """Several episodes as one Gymnasium vector environment, of one task or of a different one per slot.
+
+    Autoreset is disabled: groups of attempts must not run on into the next episode unasked. Reset the slots that
+    have ended with `reset(options={"reset_mask": mask})`, or pass None as a slot's action to leave it as it is.
+
+    A fault in one slot does not disturb the others. That slot is truncated, `info["fault"]` has `kind` and `message`,
+    and its reward is NaN, since a failure of ours is never a reward: drop the episode, or reset the slot.
+
+    Args:
+        num_envs: how many slots; with `uids` it may be left out.
+        uid: the task of all slots.
+        uids: one task for each slot, instead of `uid`.
+        chat_format, render_mode, user, tool_timeout_s: as in `ToolEnv`.
+
+    Raises:
+        ActionError: neither `uid` nor `uids` is given, or their number is not `num_envs`.
+        DomainError: no such task.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {**ToolEnv.metadata, "autoreset_mode": AutoresetMode.DISABLED}
+
+    def __init__(
+        self, num_envs: int = 1, *, uid: str | None = None, uids: Sequence[str] | None = None, **options: Any
+    ) -> None:
+        if uids is None:
+            if uid is None:
+                raise ActionError(
+                    "ToolVectorEnv got neither uid nor uids; name one task, or one for each slot."
+                )
+            uids = [uid] * num_envs
+        elif num_envs not in (1, len(uids)):
+            raise ActionError(
+                f"ToolVectorEnv got {len(uids)} uids for num_envs={num_envs}; give one for each slot."
+            )
+        self.uids = tuple(uids)
+        self.num_envs = len(self.uids)
+        self.single_observation_space = AnyText()
+        self.single_action_space = AnyText()
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.render_mode = options.get("render_mode")
+        self.envs = [ToolEnv(uid, **options) for uid in self.uids]
+        self._terminated = np.zeros(self.num_envs, bool)
+        self._truncated = np.zeros(self.num_envs, bool)
+        self._ready = np.zeros(self.num_envs, bool)  # True where a step is possible
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[tuple[str, ...], dict[str, Any]]:
+        """Begin new episodes in all slots, or in those of `options["reset_mask"]` (then "" elsewhere).
+
+        Args:
+            seed: one for each slot, or an int that slot i gets plus i, or None.
+            options: `reset_mask`, booleans of shape (num_envs,).
+        """
+        mask = np.asarray((options or {}).get("reset_mask", np.ones(self.num_envs, bool)), bool)
+        seeds = (
+            [None if seed is None else seed + i for i in range(self.num_envs)]
+            if not _is_list(seed)
+            else list(seed)
+        )
+        if mask.shape != (self.num_envs,) or len(seeds) != self.num_envs:
+            raise ActionError(
+                f"reset() of {self.num_envs} slots got {len(seeds)} seeds and a mask of shape {mask.shape}; "
+                f"give one of each for every slot."
+            )
+        observations = [""] * self.num_envs
+        infos: dict[str, Any] = {}
+        for slot in np.flatnonzero(mask).tolist():
+            self._terminated[slot] = self._truncated[slot] = False
+            try:
+                observations[slot], info = self.envs[slot].reset(seed=seeds[slot])
+                self._ready[slot] = True
+            except EnvironmentFault as fault:
+                info = self._fault(slot, fault)
+            infos = self._add_info(infos, info, slot)
+        return tuple(observations), infos
+
+    def step(
+        self, actions: Sequence[str | Turn | None]
+    ) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """One turn in each slot; None leaves a slot as it is, with observation "" and reward 0.0.
+
+        Raises:
+            ActionError: a slot with an action has no running episode; then no slot was stepped.
+        """
+        actions = list(actions)
+        if len(actions) != self.num_envs:
+            raise ActionError(
+                f"step() of {self.num_envs} slots got {len(actions)} actions; give one for each slot."
+            )
+        ended = [slot for slot, action in enumerate(actions) if action is not None and not self._ready[slot]]
+        if ended:
+            raise ActionError(
+                f"step(): slots {ended} run no episode; reset them with options={{'reset_mask': ...}}, or give None "
+                f"as their action."
+            )
+        observations = [""] * self.num_envs
+        rewards = np.zeros(self.num_envs, np.float64)
+        infos: dict[str, Any] = {}
+        for slot, action in enumerate(actions):
+            if action is None:
+                continue
+            try:
+                observations[slot], rewards[slot], terminated, truncated, info = self.envs[slot].step(action)
+                self._terminated[slot], self._truncated[slot] = terminated, truncated
+                self._ready[slot] = not (terminated or truncated)
+            except EnvironmentFault as fault:
+                rewards[slot] = np.nan
+                info = self._fault(slot, fault)
+            infos = self._add_info(infos, info, slot)
+        return tuple(observations), rewards, self._terminated.copy(), self._truncated.copy(), infos
+
+    def _fault(self, slot: int, fault: EnvironmentFault) -> dict[str, Any]:
+        self._ready[slot] = False
+        self._terminated[slot], self._truncated[slot] = False, True
+        return {
+            "uid": self.uids[slot],
+            "messages": [],
+            "finish_reason": None,
+            "fault": {"kind": fault.kind, "message": str(fault)},
+        }
+
+    def episode(self, slot: int, attempt: int) -> Episode:
+        """The record of the episode that has ended in `slot`."""
+        return self.envs[slot].episode(attempt)
+
+    def render(self) -> tuple[str | None, ...]:
+        return tuple(env.render() for env in self.envs)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        for env in self.envs:
+            env.close()
+
+
+def _is_list(seed: Any) -> bool:
+    return isinstance(seed, Sequence) or isinstance(seed, np.ndarray)

@@ -1,0 +1,120 @@
+"""The key-value cache: what the model remembers of each slot's episode.
+
+A row of the cache is one slot. Rows have their own lengths; what lies at or after a row's length is undefined, is
+never attended to, and is overwritten later. That is why appending may write a whole chunk for every row and just
+count the valid part: no row needs a mask.
+
+Keys are stored width-first (`h` before `s`) and values position-first, since both then stream through memory in the
+order in which attention reduces them; on CPUs this halves the time of a decode step's attention.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from tbx_envs.errors import ShapeError
+from tbx_jax.config import ModelConfig
+
+# In `recent_bm`: there is no token, the position lies before the start of the episode.
+NO_TOKEN = -1
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """Keys and values of the tokens that were computed, row by row.
+
+    Attributes:
+        keys_lbkhs: after norm and rotary embedding.
+        values_lbksh: as projected.
+        length_b: tokens in each row.
+        recent_bm: ids of the last tokens of each row, oldest first; `NO_TOKEN` before the start (token shift).
+    """
+
+    keys_lbkhs: Float[Array, "l b k h s"]
+    values_lbksh: Float[Array, "l b k s h"]
+    length_b: Int[Array, "b"]
+    recent_bm: Int[Array, "b m"]
+
+    @property
+    def num_slots(self) -> int:
+        return self.length_b.shape[0]
+
+    @property
+    def capacity(self) -> int:
+        return self.values_lbksh.shape[3]
+
+
+# Axis letters of a cache, for `tbx_jax.mesh.shard_tree`.
+CACHE_LETTERS = Cache(keys_lbkhs="l b k h s", values_lbksh="l b k s h", length_b="b", recent_bm="b m")  # type: ignore[arg-type]
+
+
+def empty_cache(config: ModelConfig, slots: int, capacity: int) -> Cache:
+    """A cache of `slots` empty rows with room for `capacity` tokens each.
+
+    An appended chunk must fit as a whole, its invalid part included: leave room for the longest chunk.
+    """
+    shape = (config.num_layers, slots, config.num_kv_heads)
+    dtype = jnp.dtype(config.dtype)
+    return Cache(
+        keys_lbkhs=jnp.zeros((*shape, config.head_width, capacity), dtype),
+        values_lbksh=jnp.zeros((*shape, capacity, config.head_width), dtype),
+        length_b=jnp.zeros((slots,), jnp.int32),
+        recent_bm=jnp.full((slots, config.token_shift), NO_TOKEN, jnp.int32),
+    )
+
+
+def append(
+    cache: Cache,
+    keys_lbjkh: Float[Array, "l b j k h"],
+    values_lbjkh: Float[Array, "l b j k h"],
+    tokens_bj: Int[Array, "b j"],
+    num_new_b: Int[Array, "b"],
+) -> Cache:
+    """The cache after each row took in the first `num_new_b` tokens of its chunk.
+
+    With the cache donated to the enclosing `jax.jit` the arrays are updated in place.
+
+    Raises:
+        ShapeError: a chunk longer than the capacity.
+    """
+    chunk = keys_lbjkh.shape[2]
+    if chunk > cache.capacity:
+        raise ShapeError(
+            f"a chunk of {chunk} tokens for a cache with room for {cache.capacity}; make the cache longer"
+        )
+    write = jax.vmap(_write_row, in_axes=(1, 1, 1, 1, 0), out_axes=1)
+    keys_lbkhs, values_lbksh = write(
+        cache.keys_lbkhs,
+        cache.values_lbksh,
+        keys_lbjkh.transpose(0, 1, 3, 4, 2),
+        values_lbjkh.transpose(0, 1, 3, 2, 4),
+        cache.length_b,
+    )
+    return Cache(
+        keys_lbkhs=keys_lbkhs,
+        values_lbksh=values_lbksh,
+        length_b=cache.length_b + num_new_b,
+        recent_bm=last_tokens(cache.recent_bm, tokens_bj, num_new_b),
+    )
+
+
+def _write_row(keys_lkhs, values_lksh, new_keys_lkhj, new_values_lkjh, length):
+    """One row with a chunk written at its length."""
+    return (
+        jax.lax.dynamic_update_slice(keys_lkhs, new_keys_lkhj, (0, 0, 0, length)),
+        jax.lax.dynamic_update_slice(values_lksh, new_values_lkjh, (0, 0, length, 0)),
+    )
+
+
+def last_tokens(
+    recent_bm: Int[Array, "b m"], tokens_bj: Int[Array, "b j"], num_new_b: Int[Array, "b"]
+) -> Int[Array, "b m"]:
+    """The last `m` ids of each row after its first `num_new_b` tokens of `tokens_bj` came in."""
+    known = jnp.concatenate([recent_bm, tokens_bj], axis=1)
+    places = num_new_b[:, None] + jnp.arange(recent_bm.shape[1])[None, :]
+    return jnp.take_along_axis(known, places, axis=1)

@@ -1,0 +1,119 @@
+"""Where arrays live: a mesh of devices, and rules that send axis letters to mesh axes.
+
+The rules are data (`conf/mesh/*.yaml`), the letters are `tbx_jax.shapes.LETTERS`. Nothing here communicates: arrays
+are placed, and the compiler derives the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from tbx_envs.errors import ConfigError, did_you_mean
+from tbx_jax.config import MeshConfig
+from tbx_jax.shapes import LETTERS, letters_of
+
+
+def build_mesh(config: MeshConfig) -> Mesh:
+    """The devices of this run as a mesh with the axes that `config` names.
+
+    A mesh smaller than the machine takes the first devices, so that one configuration runs everywhere it fits.
+
+    Raises:
+        ConfigError: more devices wanted than there are, or rules with unknown letters or mesh axes; all at once.
+    """
+    devices = jax.devices()
+    wanted = math.prod(config.axes.values())
+    problems = [
+        f"rule {letter}: unknown axis letter; known: {' '.join(LETTERS)}"
+        for letter in config.rules
+        if letter not in LETTERS
+    ]
+    problems += [
+        f"rule {letter}: {axis}: no such mesh axis.{did_you_mean(axis, config.axes)} There is: {', '.join(config.axes)}"
+        for letter, axis in config.rules.items()
+        if axis not in config.axes
+    ]
+    if wanted > len(devices):
+        axes = " x ".join(f"{name}={size}" for name, size in config.axes.items())
+        problems.append(
+            f"axes {axes} want {wanted} devices, there are {len(devices)} ({devices[0].platform}); "
+            f"choose a smaller mesh (mesh=one), or give more devices"
+        )
+    if problems:
+        raise ConfigError("mesh cannot be built: " + "; ".join(problems))
+    grid = np.array(devices[:wanted]).reshape(tuple(config.axes.values()))
+    return Mesh(grid, tuple(config.axes))
+
+
+def partition_spec(axes: str, rules: Mapping[str, str]) -> PartitionSpec:
+    """How an array with these axes is split: each letter's mesh axis by the rules, None where there is no rule.
+
+    >>> partition_spec("d n h", {"b": "data", "d": "fsdp", "n": "tensor"})
+    P('fsdp', 'tensor', None)
+
+    Raises:
+        ValueError: an unknown letter, or two letters of one array on the same mesh axis.
+    """
+    letters = letters_of(axes)
+    taken: dict[str, str] = {}
+    for letter in letters:
+        axis = rules.get(letter)
+        if axis is None:
+            continue
+        if axis in taken:
+            raise ValueError(
+                f"axes {axes!r} put {taken[axis]} and {letter} on mesh axis {axis!r}; "
+                f"an array can be split over a mesh axis once"
+            )
+        taken[axis] = letter
+    return PartitionSpec(*(rules.get(letter) for letter in letters))
+
+
+def sharding_for(axes: str, mesh: Mesh, rules: Mapping[str, str]) -> NamedSharding:
+    """The placement on `mesh` of an array with these axes."""
+    return NamedSharding(mesh, partition_spec(axes, rules))
+
+
+def shard_tree(tree: Any, letters_tree: Any, mesh: Mesh, rules: Mapping[str, str]) -> Any:
+    """`tree` with every array placed on `mesh` by the rules.
+
+    Args:
+        tree: arrays (or numpy arrays).
+        letters_tree: the same structure with an axis string (`"l d n h"`) per array.
+        mesh: from `build_mesh`.
+        rules: axis letter -> mesh axis.
+
+    Raises:
+        ConfigError: dimensions that the mesh axis does not divide, or an array that the rules split twice over one
+            mesh axis; all of them in one message.
+    """
+    problems: list[str] = []
+
+    def placement(path: tuple[Any, ...], leaf: Any, axes: str) -> NamedSharding | None:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        try:
+            sharding = sharding_for(axes, mesh, rules)
+        except ValueError as error:
+            problems.append(f"{name}: {error}")
+            return None
+        if len(sharding.spec) != np.ndim(leaf):
+            problems.append(f"{name}: axes {axes!r} for an array of shape {np.shape(leaf)}")
+            return None
+        for letter, size, axis in zip(axes.split(), np.shape(leaf), sharding.spec, strict=True):
+            if axis is not None and size % mesh.shape[axis]:
+                problems.append(f"{name}: {letter} is {size}, mesh axis {axis} has {mesh.shape[axis]} devices")
+        return sharding
+
+    shardings = jax.tree_util.tree_map_with_path(placement, tree, letters_tree)
+    if problems:
+        raise ConfigError(
+            f"{len(problems)} array(s) cannot be split by the rules {dict(rules)}: {'; '.join(problems)}. "
+            f"Change mesh.axes so that they divide, or leave the letter out of mesh.rules."
+        )
+    return jax.device_put(tree, shardings)

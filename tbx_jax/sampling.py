@@ -1,0 +1,61 @@
+"""From logits to a token: temperature, truncation, one draw per row. Pure functions.
+
+Which log-probability belongs to a sampled token is a choice, made here once: that of the *whole* distribution at the
+sampling temperature, log_softmax(logits / T), also where top-k or top-p kept only some tokens. It is what the learner
+computes again from its own logits, so the ratio of the two is 1 when the parameters are the same.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from tbx_jax.config import SamplingConfig
+
+
+def sample(
+    key_b: Key[Array, "b"], logits_bv: Float[Array, "b v"], sampling: SamplingConfig
+) -> tuple[Int[Array, "b"], Float[Array, "b"]]:
+    """One token per row, and its log-probability.
+
+    Args:
+        key_b: a key per row, so that a row's token does not depend on its neighbours.
+        logits_bv: float32, before temperature.
+        sampling: temperature 0 takes the most likely token; its log-probability is then that at temperature 1.
+
+    Returns:
+        Token ids, and log pi(token) in nats at the sampling temperature, without regard to truncation.
+    """
+    if sampling.temperature == 0.0:
+        token_b = jnp.argmax(logits_bv, axis=-1)
+    else:
+        logits_bv = logits_bv / sampling.temperature
+        kept_bv = truncate(logits_bv, top_k=sampling.top_k, top_p=sampling.top_p)
+        token_b = jax.vmap(jax.random.categorical)(key_b, kept_bv)
+    return token_b.astype(jnp.int32), logp_of(logits_bv, token_b)
+
+
+def logp_of(logits_bv: Float[Array, "b v"], token_b: Int[Array, "b"]) -> Float[Array, "b"]:
+    """log softmax(logits) at each row's token."""
+    chosen_b = jnp.take_along_axis(logits_bv, token_b[:, None], axis=-1)[:, 0]
+    return chosen_b - jax.nn.logsumexp(logits_bv, axis=-1)
+
+
+def truncate(logits_bv: Float[Array, "b v"], *, top_k: int | None, top_p: float) -> Float[Array, "b v"]:
+    """Logits with -inf for the tokens that must not be drawn; top-k first, top-p of what it left.
+
+    Args:
+        top_k: keep the k most likely; tokens as likely as the k-th stay too. None keeps all.
+        top_p: keep the smallest set of most likely tokens that has at least this probability; 1.0 keeps all.
+    """
+    if top_k is not None and top_k < logits_bv.shape[-1]:
+        lowest_b1 = jax.lax.top_k(logits_bv, top_k)[0][:, -1:]
+        logits_bv = jnp.where(logits_bv >= lowest_b1, logits_bv, -jnp.inf)
+    if top_p < 1.0:
+        sorted_bv = jnp.sort(logits_bv, axis=-1, descending=True)
+        probability_bv = jax.nn.softmax(sorted_bv, axis=-1)
+        before_bv = jnp.cumsum(probability_bv, axis=-1) - probability_bv
+        lowest_b1 = jnp.min(jnp.where(before_bv < top_p, sorted_bv, jnp.inf), axis=-1, keepdims=True)
+        logits_bv = jnp.where(logits_bv >= lowest_b1, logits_bv, -jnp.inf)
+    return logits_bv

@@ -1,0 +1,190 @@
+"""The oracle is the tokenizer's own `apply_chat_template` on the entire conversation."""
+
+import functools
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tbx_envs.chat.interpretation import interpret
+from tbx_envs.chat.ledger import TokenLedger
+from tbx_envs.chat.template import ChatTemplate
+from tbx_envs.errors import ConfigError
+from tbx_envs.messages import Text, ToolCall, ToolResult, Turn, to_chat
+from tbx_envs.testing.byte_tokenizer import CHAT_TEMPLATE, byte_tokenizer
+
+TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
+
+
+@functools.cache
+def tokenizer():
+    return byte_tokenizer()
+
+
+@functools.cache
+def template():
+    return ChatTemplate(tokenizer())
+
+
+def whole_ids(messages, tools=None, generation_prompt=False):
+    return list(
+        tokenizer().apply_chat_template(
+            to_chat(messages), tools=tools, add_generation_prompt=generation_prompt, return_dict=False
+        )
+    )
+
+
+def test_byte_tokenizer_gives_back_any_text():
+    text = "Åse said: <tool_call>{\"a\": '😀'}</tool_call>\n\x00 <|im_end|>"
+    ids = tokenizer().encode(text)
+    assert tokenizer().decode(ids) == text
+    assert len(tokenizer().encode("é")) == 2
+
+
+def test_the_opening_is_the_rendered_prompt_with_tools():
+    messages = [Text("system", "Rules."), Text("user", "Hi é")]
+    assert template().opening(messages, TOOLS) == whole_ids(messages, TOOLS, generation_prompt=True)
+
+
+def test_the_separator_behind_the_end_of_turn_token_belongs_to_the_continuation():
+    ids = template().continuation([Text("user", "b")])
+    assert tokenizer().decode(ids) == "\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_decoded_turn_loses_its_end_of_turn_token_and_keeps_its_markers():
+    text = '<think>x</think><tool_call>{"name": "a"}</tool_call>'
+    ids = [*tokenizer().encode(text), tokenizer().eos_token_id]
+    assert template().end_of_turn_ids == {tokenizer().eos_token_id}
+    assert template().decode(ids) == text
+    assert template().decode(ids[:-1]) == text
+
+
+words = st.text(max_size=12)
+calls = st.lists(
+    st.dictionaries(words, words | st.integers() | st.none(), max_size=2), min_size=1, max_size=3
+)
+
+
+@st.composite
+def conversations(draw):
+    """System and user, then turns of the policy, each answered by results or by the user."""
+    messages = [Text("system", draw(words)), Text("user", draw(words))]
+    number = 0
+    for _ in range(draw(st.integers(1, 4))):
+        arguments = draw(st.just([]) | calls)
+        made = tuple(ToolCall(f"call_{number + i}", "find", a) for i, a in enumerate(arguments))
+        number += len(made)
+        messages.append(Turn(text=draw(words), calls=made, reasoning=draw(words)))
+        answers = [ToolResult(call.id, "find", draw(words)) for call in made]
+        messages += answers or [Text("user", draw(words))]
+    return messages
+
+
+@settings(max_examples=60)
+@given(conversations())
+def test_the_ledger_of_an_episode_is_the_tokenisation_of_the_whole_conversation(messages):
+    ledger = TokenLedger()
+    start = 0
+    for place, message in enumerate(messages):
+        if isinstance(message, Turn):
+            new = messages[start:place]
+            ledger.give(template().continuation(new) if len(ledger) else template().opening(new, TOOLS))
+            ids = template().policy_turn(message)
+            ledger.write(ids, [-0.5] * len(ids))
+            start = place + 1
+    ledger.give(template().continuation(messages[start:]))
+    assert ledger.tokens.tolist() == whole_ids(messages, TOOLS, generation_prompt=True)
+    turns = sum(isinstance(message, Turn) for message in messages)
+    assert sum(ledger.tokens[ledger.wrote] == tokenizer().eos_token_id) >= turns
+
+
+def test_sampled_ids_stay_as_sampled_when_their_text_has_another_spelling():
+    spelled = [token for byte in '<tool_call>{"name": "find"}' for token in tokenizer().encode(byte)]
+    sampled = [*spelled, tokenizer().eos_token_id]
+    assert tokenizer().encode(tokenizer().decode(sampled)) != sampled  # encoding again would change them
+    ledger = TokenLedger()
+    ledger.give(template().opening([Text("user", "Hi")]))
+    ledger.write(sampled, [-1.0] * len(sampled))
+    turn = interpret(template().decode(sampled))
+    ledger.give(template().continuation([ToolResult(turn.calls[0].id, turn.calls[0].name, "none")]))
+    assert ledger.tokens[ledger.wrote].tolist() == sampled
+
+
+def test_a_template_that_drops_earlier_reasoning_is_refused():
+    drops = CHAT_TEMPLATE.replace(
+        "{% if message.reasoning_content %}", "{% if message.reasoning_content and loop.last %}"
+    )
+    with pytest.raises(ConfigError, match="leaves earlier messages, reasoning included"):
+        ChatTemplate(byte_tokenizer(drops))
+
+
+def test_a_template_that_renders_the_number_of_messages_is_refused():
+    counts = "{{ messages | length }}" + CHAT_TEMPLATE
+    with pytest.raises(ConfigError, match="leaves earlier messages"):
+        ChatTemplate(byte_tokenizer(counts))
+
+
+def test_a_template_without_an_end_of_turn_token_is_refused():
+    endless = CHAT_TEMPLATE.replace("{%- endfor -%}\n<|im_end|>", "{%- endfor -%}")
+    with pytest.raises(ConfigError, match="could not end its turn"):
+        ChatTemplate(byte_tokenizer(endless))
+
+
+def test_a_template_that_knows_no_tool_results_is_refused():
+    silent = "{% for m in messages if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endfor %}"
+    with pytest.raises(ConfigError, match=r"cannot render \[.*tool.*\]: no tools"):
+        ChatTemplate(byte_tokenizer(silent + CHAT_TEMPLATE))
+
+
+def test_a_separator_that_depends_on_the_next_role_is_taken_from_the_whole_conversation():
+    separator = """{{ "##\\n" if loop.nextitem and loop.nextitem.role == "tool" else "\\n" }}{% endfor -%}"""
+    depends = CHAT_TEMPLATE.replace(
+        "<|im_end|>\n{% endfor -%}\n{%- if add", f"<|im_end|>{separator}\n{{%- if add"
+    )
+    made = ChatTemplate(byte_tokenizer(depends))
+    assert (
+        tokenizer()
+        .decode(made.continuation([ToolResult("call_0", "find", "x")]))
+        .startswith("##\n<|im_start|>")
+    )
+    assert tokenizer().decode(made.continuation([Text("user", "x")])).startswith("\n<|im_start|>")
+
+
+def test_reasoning_that_the_prompt_opens_is_reasoning_even_when_never_closed():
+    opened = CHAT_TEMPLATE.replace(
+        "<|im_start|>assistant\n{% endif -%}", "<|im_start|>assistant\n<think>\n{% endif -%}"
+    )
+    made = ChatTemplate(byte_tokenizer(opened))
+    assert made.opens_reasoning
+    ids = tokenizer().encode('I will <tool_call>{"name": "delete"}</tool_call>')
+    assert interpret(made.decode([*ids, tokenizer().eos_token_id])).calls == ()
+    closed = tokenizer().encode('hm</think><tool_call>{"name": "find"}</tool_call>')
+    assert [call.name for call in interpret(made.decode(closed)).calls] == ["find"]
+
+
+def test_history_with_calls_can_open_a_conversation():
+    history = [
+        Text("user", "Hi"),
+        Turn(calls=(ToolCall("call_0", "find", {"a": [1]}),)),
+        ToolResult("call_0", "find", "x"),
+    ]
+    assert template().opening(history) == whole_ids(history, generation_prompt=True)
+
+
+def test_a_continuation_can_be_changed_by_its_caller_without_changing_the_next_one():
+    first = template().continuation([Text("user", "same")])
+    first.append(0)
+    assert template().continuation([Text("user", "same")]) == first[:-1]
+
+
+def test_importing_the_chat_package_imports_no_tokenizer_library():
+    code = (
+        "import sys, json, tbx_envs.chat.template, tbx_envs.chat.ledger, tbx_envs.chat.interpretation, "
+        "tbx_envs.testing.byte_tokenizer; "
+        "print(json.dumps([m for m in ('jax', 'transformers', 'tokenizers', 'torch') if m in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []
