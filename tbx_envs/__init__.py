@@ -1,7 +1,7 @@
 """ThinkingBox tasks as Gymnasium environments.
 
-Importing this registers one id per frozen task and does nothing else: no task is built, and the database, the tool
-protocol and anything of a model are imported when an environment is first made.
+Importing this registers one id per frozen task and does nothing else: no task is built, and the database, the
+tool protocol and anything of a model are imported when an environment is first made.
 """
 
 from tbx_envs.registration import make, register_built_in

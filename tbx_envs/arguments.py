@@ -1,4 +1,4 @@
-"""Arguments of a call: coerced where that is harmless, checked against the tool's schema, refused in our own words.
+"""Arguments of a call: coerced where harmless, checked against the tool's schema, refused in our own words.
 
 What is coerced, and nothing else:
 
@@ -10,11 +10,11 @@ What is coerced, and nothing else:
     array         '["a", "b"]' (text that is a JSON array)    ["a", "b"], then each item as above
     optional      null                                        not given
 
-Everything that SQLite or a transport could not carry is refused here, so that no text a policy writes can break
-a tool: integers beyond 64 bits, NaN and infinities, lone surrogates, objects that have no JSON form.
+Everything that SQLite or a transport could not carry is refused here, so that no text a policy writes can
+break a tool: integers beyond 64 bits, NaN and infinities, lone surrogates, objects that have no JSON form.
 
-The words are read by the model, so they never contain text of a library (`tests/tbx_envs/test_arguments.py` pins
-them): jsonschema decides, this module says it.
+The words are read by the model, so they never contain text of a library (`tests/tbx_envs/test_arguments.py`
+pins them): jsonschema decides, this module says it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DEEPEST = 20  # nesting beyond this is refused before anything recursive sees i
 
 
 class InvalidCall(Exception):
-    """A call that was not made because its name or its arguments are wrong. The message is read by the model."""
+    """A call that was not made: its name or its arguments are wrong. The message is read by the model."""
 
 
 def find_tool(tools: Mapping[str, Tool], name: Any) -> Tool:
@@ -113,7 +113,7 @@ _validators: dict[int, tuple[Tool, Any]] = {}
 
 
 def _validator(tool: Tool) -> Any:
-    """Compiled once per tool. Keyed by identity, since a schema does not hash; the tool kept beside it pins the id."""
+    """Compiled once per tool. Keyed by identity (schemas do not hash); the tool beside it pins the id."""
     entry = _validators.get(id(tool))
     if entry is None or entry[0] is not tool:
         entry = _validators[id(tool)] = (tool, _Validator(dict(tool.input_schema)))
@@ -227,7 +227,7 @@ def _shown_key(key: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """`value` as JSON, at most `_SHOWN` characters of it; never fails, never contains half a surrogate pair."""
+    """`value` as JSON, cut to `_SHOWN` characters; never fails, never has half a surrogate pair."""
     if isinstance(value, str):
         value = value[: _SHOWN + 1]
     elif not isinstance(value, bool | int | float | None) and _cannot_be_carried(value):

@@ -5,11 +5,12 @@
     while not (terminated or truncated):
         observation, reward, terminated, truncated, info = env.step(text)
 
-A step takes what the policy wrote. Calls are run, and their results observed; a message goes to the user, whose
-answer is observed; a message that ends with `<DONE>` ends the episode. At every end the check compares the world with
-the expected one: reward 1.0 or 0.0, and 0.0 before.
+A step takes what the policy wrote. Calls are run, and their results observed; a message goes to the user,
+whose answer is observed; a message that ends with `<DONE>` ends the episode. At every end the check compares
+the world with the expected one: reward 1.0 or 0.0, and 0.0 before.
 
-When something of ours breaks, `reset` or `step` raises `EnvironmentFault` and the episode is void: it has no reward.
+When something of ours breaks, `reset` or `step` raises `EnvironmentFault` and the episode is void: it has no
+reward.
 """
 
 from __future__ import annotations
@@ -56,12 +57,14 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
     Args:
         uid: of the task.
         chat_format: how calls stand in the policy's text (`tbx_envs.chat.interpretation`).
-        render_mode: None, `ansi` (`render()` returns the transcript) or `human` (messages are printed as they come).
+        render_mode: None, `ansi` (`render()` returns the transcript) or `human` (messages are printed as they
+            come).
         user: makes the simulated user of each episode from (task, domain, seed); the scripted one by default.
         tool_timeout_s: how long one call may take before the episode is void.
 
     Raises:
         DomainError: no such task.
+        ConfigError: no such chat format.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "human"], "render_fps": 1}
@@ -77,6 +80,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
     ) -> None:
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ActionError(f"render_mode {render_mode!r} is not known; use None, 'ansi' or 'human'.")
+        interpret("", chat_format)  # an unknown format fails here, not in the first step
         self.task: Task = load_domain(uid.partition("/")[0]).task(uid)
         self.domain: Domain = load_domain(self.task.domain)
         self.render_mode = render_mode
@@ -107,7 +111,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             "invalid_calls": 0,
         }
 
-    # --- what can be seen of an episode ---------------------------------------------------------------------------
+    # --- what can be seen of an episode ---------------------------------------------------------------------
 
     @property
     def transcript(self) -> Transcript:
@@ -141,7 +145,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             usage=dict(self._usage),
         )
 
-    # --- reset and step -------------------------------------------------------------------------------------------
+    # --- reset and step -------------------------------------------------------------------------------------
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -188,8 +192,8 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         """Take what the policy wrote: raw text in the environment's chat format, or a turn read already.
 
         Returns:
-            The text of the new messages; the reward (0.0 before the end); `terminated` (the task's own end) and
-            `truncated` (a limit); `info` with `uid`, `messages` (the new ones, without the policy's own),
+            The text of the new messages; the reward (0.0 before the end); `terminated` (the task's own end)
+            and `truncated` (a limit); `info` with `uid`, `messages` (the new ones, without the policy's own),
             `finish_reason` (None before the end) and, at the end, `check`.
 
         Raises:
@@ -239,7 +243,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             turn = _with_ids(action, self._num_calls)
         else:
             raise ActionError(
-                f"step() of {self.task.uid}: the action is a {type(action).__name__}; give text or a tbx_envs Turn."
+                f"step() of {self.task.uid}: the action is a {type(action).__name__}; give text or a Turn."
             )
         self._num_calls += len(turn.calls)
         return turn
@@ -308,7 +312,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         self._running = False
         self._give_world_back()
 
-    # --- around an episode ----------------------------------------------------------------------------------------
+    # --- around an episode ----------------------------------------------------------------------------------
 
     def _say(self, *messages: Message) -> None:
         self._messages += messages

@@ -117,7 +117,10 @@ def to_chat(messages: Iterable[Message]) -> list[dict[str, Any]]:
 
 def _assistant_to_chat(turn: Turn) -> dict[str, Any]:
     unreadable = [call.raw for call in turn.calls if isinstance(call, BadCall)]
-    entry: dict[str, Any] = {"role": "assistant", "content": "\n".join(filter(None, [turn.text, *unreadable]))}
+    entry: dict[str, Any] = {
+        "role": "assistant",
+        "content": "\n".join(filter(None, [turn.text, *unreadable])),
+    }
     if turn.reasoning:
         entry["reasoning_content"] = turn.reasoning
     calls = [

@@ -1,7 +1,7 @@
 """What a campaign measured: pass@k, pass^k, observed n/n, and how sure one can be of them.
 
-Every measure is made of one `Tally` per task: passes and clean attempts. Void attempts are counted beside, never
-inside. Tasks are the independent units, attempts at one task are not: intervals resample whole tasks.
+Every measure is made of one `Tally` per task: passes and clean attempts. Void attempts are counted beside,
+never inside. Tasks are the independent units, attempts at one task are not: intervals resample whole tasks.
 
 Sources:
     pass@k: Chen et al. 2021, https://arxiv.org/abs/2107.03374, section 2.1
@@ -86,8 +86,8 @@ def _refuse_impossible(attempts: int, passes: int, k: int) -> None:
 def jeffreys_interval(attempts: int, passes: int, level: float = LEVEL) -> tuple[float, float]:
     """Interval of one task's pass rate: quantiles of Beta(c + 1/2, n - c + 1/2).
 
-    The lower end is 0 when nothing passed and the upper end 1 when everything did, as is customary, so that the
-    interval never leaves out what was observed.
+    The lower end is 0 when nothing passed and the upper end 1 when everything did, as is customary, so that
+    the interval never leaves out what was observed.
     """
     posterior = stats.beta(passes + 0.5, attempts - passes + 0.5)
     low = 0.0 if passes == 0 else float(posterior.ppf((1 - level) / 2))
@@ -123,10 +123,10 @@ def measures(tallies: Sequence[Tally], k: int, seed: int = 0) -> dict[str, Any]:
         seed: of the bootstrap.
 
     Returns:
-        `tasks`, `attempts`, `passes`, `voids`; `tasks_without_clean_attempts`, `tasks_short` (fewer than k clean
-        attempts, which pass@k and pass^k therefore leave out) and `attempts_per_task` [least, most]; `pass_at_1` with
-        `pass_at_1_interval`; `pass_at_<k>`, `pass_hat_<k>` (unbiased), `pass_hat_<k>_plug_in`; `observed_<k>_of_<k>`.
-        A mean over no task is None.
+        `tasks`, `attempts`, `passes`, `voids`; `tasks_without_clean_attempts`, `tasks_short` (fewer than k
+        clean attempts, which pass@k and pass^k therefore leave out) and `attempts_per_task` [least, most];
+        `pass_at_1` with `pass_at_1_interval`; `pass_at_<k>`, `pass_hat_<k>` (unbiased),
+        `pass_hat_<k>_plug_in`; `observed_<k>_of_<k>`. A mean over no task is None.
     """
     clean = [tally for tally in tallies if tally.attempts]
     full = [tally for tally in clean if tally.attempts >= k]

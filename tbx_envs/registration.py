@@ -1,7 +1,7 @@
 """Ids of all frozen tasks in Gymnasium's registry.
 
-`clinic/cancel_visit/007` is `ThinkingBox/clinic.cancel_visit.007-v0`. No task is built for it, no domain imported: the
-uids stand in each domain's `tasks.lock`.
+`clinic/cancel_visit/007` is `ThinkingBox/clinic.cancel_visit.007-v0`. No task is built for it, no domain
+imported: the uids stand in each domain's `tasks.lock`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def uid_of(id_or_uid: str) -> str:
 def register_uids(uids: tuple[str, ...]) -> None:
     """Write one id per uid straight into the registry; `gymnasium.register` would scan all ids for each.
 
-    The environment checks the order of calls and passes `check_env` for every id (tests), so Gymnasium's wrappers
-    for both are left out: `gymnasium.make` gives the environment itself.
+    The environment checks the order of calls and passes `check_env` for every id (tests), so Gymnasium's
+    wrappers for both are left out: `gymnasium.make` gives the environment itself.
     """
     for uid in uids:
         name = env_id(uid)
@@ -63,7 +63,7 @@ def register_uids(uids: tuple[str, ...]) -> None:
 @functools.cache
 def frozen_uids(domain: str) -> tuple[str, ...]:
     """Uids of a built-in domain's frozen tasks, in the order of its `tasks.lock`."""
-    lock = files("tbx_envs.domains").joinpath(domain, "tasks.lock")
+    lock = files("tbx_envs").joinpath("domains", domain, "tasks.lock")
     if not lock.is_file():
         return ()
     return tuple(

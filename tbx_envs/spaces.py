@@ -1,11 +1,12 @@
 """AnyText: the space of every string.
 
-`gymnasium.spaces.Text` wants an alphabet and a length; what a policy writes and what a tool answers has neither.
+`gymnasium.spaces.Text` wants an alphabet and a length; what a policy writes and what a tool answers has
+neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,14 @@ from gymnasium.vector.utils import (
     batch_space,
     concatenate,
     create_empty_array,
-    iterate,
 )
 
-# What `sample` draws from: words, every kind of character that has broken a parser, and pieces of calls, so that
-# a checker that steps random samples also walks the paths of calls, of malformed calls and of `<DONE>`.
+# What `sample` draws from: words, every kind of character that has broken a parser, and pieces of calls, so
+# that a checker that steps random samples also walks the paths of calls, of malformed calls and of `<DONE>`.
 _PIECES = (
-    "", " ", "\n", "ok", "Please tell me your birth date.", "Anything else?", "é", "日本語", "🙂", "\u202e", "\x00",
-    "\ud800", "{", "}", '"', "\\", "[]", "<think>", "</think>", "<tool_call>", "</tool_call>", "<DONE>", "<|im_end|>",
+    "", " ", "\n", "ok", "Please tell me your birth date.", "Anything else?", "é", "日本語", "🙂", "\u202e",
+    "\x00", "\ud800", "{", "}", '"', "\\", "[]", "<think>", "</think>", "<tool_call>", "</tool_call>",
+    "<DONE>", "<|im_end|>",
     '<tool_call>\n{"name": "nothing", "arguments": {}}\n</tool_call>',
     '<tool_call>{"name": "nothing", "arguments": {"a": 1,}}</tool_call>',
     '<tool_call>["a", 1]</tool_call>', '{"name": "a"}', "Sure (done)",
@@ -66,8 +67,9 @@ class AnyText(Space[str]):
     __hash__ = None  # a space is mutable: it owns a random generator
 
 
-# Gymnasium's vector environments reach a space through these functions. Text has no array form: a batch is a tuple
-# of strings, and its space is a Tuple of AnyText.
+# Gymnasium's vector environments reach a space through these functions. Text has no array form: a batch is a
+# tuple of strings, and its space is a Tuple of AnyText. `iterate` is left alone: it goes over such a tuple by
+# itself.
 
 
 @batch_space.register(AnyText)
@@ -89,8 +91,3 @@ def _create_empty_array(space: AnyText, n: int = 1, fn: Any = None) -> tuple[str
 @concatenate.register(AnyText)
 def _concatenate(space: AnyText, items: Iterable[str], out: Any) -> tuple[str, ...]:
     return tuple(items)
-
-
-@iterate.register(AnyText)
-def _iterate(space: AnyText, items: Iterable[str]) -> Iterator[str]:
-    return iter(items)

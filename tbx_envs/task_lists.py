@@ -22,13 +22,11 @@ def find_task(uid: str) -> Task:
     Raises:
         DomainError: no such domain or family.
     """
-    domain = uid.partition("/")[0]
-    if domain not in NAMES:
-        raise DomainError(
-            f"unknown task '{uid}'.{did_you_mean(uid, all_uids())} A uid is <domain>/<family>/<number>; "
-            f"domains: {', '.join(NAMES)}."
-        )
-    return load_domain(domain).task(uid)
+    try:
+        domain = load_domain(uid.partition("/")[0])
+    except DomainError as error:
+        raise DomainError(f"unknown task '{uid}': {error}{did_you_mean(uid, all_uids())}") from error
+    return domain.task(uid)
 
 
 def is_unseen_family(task: Task) -> bool:
@@ -40,11 +38,12 @@ def select_tasks(selection: str) -> tuple[str, ...]:
     """The uids that `selection` means, in canonical order or in the order of the file.
 
     Args:
-        selection: `all`, `train`, `heldout`, a domain's name, a uid, a pattern such as `clinic/*/00?`, or a file with one uid a
-            line (`#` starts a comment).
+        selection: `all`, `train`, `heldout`, a domain's name, a uid, a pattern such as `clinic/*/00?`, or a
+            file with one uid a line (`#` starts a comment).
 
     Raises:
-        ConfigError: nothing has that name, nothing matches, or a file names a task twice or one that is unknown.
+        ConfigError: nothing has that name, nothing matches, or a file names a task twice or one that is
+            unknown.
     """
     if selection in ("all", "train", "heldout"):
         return all_uids(None if selection == "all" else selection)

@@ -1,7 +1,7 @@
 """Many episodes stepped together, each slot's outcome apart.
 
-`EpisodeSlots` is what rollouts and evaluation are built on: slots start and end on their own, and a fault ends one
-slot's episode as void without disturbing the others. `ToolVectorEnv` is Gymnasium's view of it.
+`EpisodeSlots` is what rollouts and evaluation are built on: slots start and end on their own, and a fault
+ends one slot's episode as void without disturbing the others. `ToolVectorEnv` is Gymnasium's view of it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class SlotOutcome:
     """What came of starting a slot or of one turn in it.
 
     Attributes:
-        messages: what the policy reads next: the domain's policy and the user's first message at the start, later
-            results of calls or the user's words; empty at an end that says nothing more.
+        messages: what the policy reads next: the domain's policy and the user's first message at the start,
+            later results of calls or the user's words; empty at an end that says nothing more.
         ended: the episode is over, `EpisodeSlots.episode` has its record.
         fault: None, or what broke: then the episode has ended and is void.
     """
@@ -131,11 +131,13 @@ class EpisodeSlots:
 class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.ndarray]):
     """Several episodes as one Gymnasium vector environment, of one task or of a different one per slot.
 
-    Autoreset is disabled: groups of attempts must not run on into the next episode unasked. Reset the slots that
-    have ended with `reset(options={"reset_mask": mask})`, or pass None as a slot's action to leave it as it is.
+    Autoreset is disabled: groups of attempts must not run on into the next episode unasked. Reset the slots
+    that have ended with `reset(options={"reset_mask": mask})`, or pass None as a slot's action to leave it as
+    it is.
 
-    A fault in one slot does not disturb the others. That slot is truncated, `info["fault"]` has `kind` and `message`,
-    and its reward is NaN, since a failure of ours is never a reward: drop the episode, or reset the slot.
+    A fault in one slot does not disturb the others. That slot is truncated, `info["fault"]` has `kind` and
+    `message`, and its reward is NaN, since a failure of ours is never a reward: drop the episode, or reset
+    the slot.
 
     Args:
         num_envs: how many slots; with `uids` it may be left out.
@@ -223,8 +225,8 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
         ended = [slot for slot, action in enumerate(actions) if action is not None and not self._ready[slot]]
         if ended:
             raise ActionError(
-                f"step(): slots {ended} run no episode; reset them with options={{'reset_mask': ...}}, or give None "
-                f"as their action."
+                f"step(): slots {ended} run no episode. Reset them with options={{'reset_mask': ...}}, or "
+                f"give None as their action."
             )
         observations = [""] * self.num_envs
         rewards = np.zeros(self.num_envs, np.float64)
@@ -265,4 +267,4 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
 
 
 def _is_list(seed: Any) -> bool:
-    return isinstance(seed, Sequence) or isinstance(seed, np.ndarray)
+    return isinstance(seed, Sequence | np.ndarray)

@@ -1,12 +1,11 @@
 """Worlds: the database of an episode, made from a template in microseconds and compared row by row.
 
-    template = template_for(task, domain)      once per task: tables, rows, and the rows after the expected calls
-    world = lend_world(template)               a slot from the process's pool, restored by SQLite's backup
-    rows_of(world.raw, domain) == template.expected
-    return_world(world)
+    template = template_for(task, domain)      once per task: tables, rows, and the rows after the expected
+    calls world = lend_world(template)               a slot from the process's pool, restored by SQLite's
+    backup rows_of(world.raw, domain) == template.expected return_world(world)
 
-A world is an in-memory SQLite database behind one SQLAlchemy connection that lives as long as the process. All of
-them hang on one engine, so a statement is compiled once per process, not once per episode.
+A world is an in-memory SQLite database behind one SQLAlchemy connection that lives as long as the process.
+All of them hang on one engine, so a statement is compiled once per process, not once per episode.
 """
 
 from __future__ import annotations
@@ -33,10 +32,11 @@ from tbx_envs.domains import Domain
 from tbx_envs.errors import DomainError, ToolFault, did_you_mean
 from tbx_envs.task import Task
 
-# Table name -> its rows, each a tuple of the stable columns' values as SQLite holds them, in a canonical order.
+# Table name -> its rows, each a tuple of the stable columns' values as SQLite holds them, in a canonical
+# order.
 Rows = Mapping[str, list[tuple[Any, ...]]]
 
-_MAX_TEMPLATES = 512  # about 0.3 MB each
+_MAX_TEMPLATES = 1024  # about 0.3 MB each; a training pool fits
 _MAX_IDLE_WORLDS = 64
 
 
@@ -78,24 +78,28 @@ def _open_database() -> sqlite3.Connection:
     return raw
 
 
-# --- a pool of worlds per process ---------------------------------------------------------------------------------
+# --- a pool of worlds per process ---------------------------------------------------------------------------
 
 _idle_worlds: dict[int, list[World]] = {}
 
 
 def lend_world(template: WorldTemplate) -> World:
     """A fresh copy of the template's initial world, in a database of this process's pool."""
+    return _lend(template.database)
+
+
+def _lend(source: sqlite3.Connection) -> World:
     idle = _idle_worlds.setdefault(os.getpid(), [])
     try:
         world = idle.pop()
     except IndexError:
         world = World()
-    world.restore(template.database)
+    world.restore(source)
     return world
 
 
 def return_world(world: World) -> None:
-    """Put a world back into the pool. One that a fault left in an unknown state is closed instead, not returned."""
+    """Put a world back into the pool; one that a fault left in an unknown state must be closed instead."""
     idle = _idle_worlds.setdefault(os.getpid(), [])
     if len(idle) < _MAX_IDLE_WORLDS:
         idle.append(world)
@@ -103,7 +107,7 @@ def return_world(world: World) -> None:
         world.close()
 
 
-# --- templates ----------------------------------------------------------------------------------------------------
+# --- templates ----------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -135,38 +139,32 @@ def template_for(task: Task, domain: Domain) -> WorldTemplate:
         DomainError: the world does not fit the tables, or an expected call is refused or fails.
     """
     key = (os.getpid(), task.uid)
-    template = _templates.get(key)
-    if (
-        template is None
-        or template.domain is not domain
-        or not (template.task is task or template.task == task)
-    ):
-        template = _templates[key] = build_template(task, domain)
-        if len(_templates) > _MAX_TEMPLATES:
-            _templates.popitem(last=False)
-    _templates.move_to_end(key)
+    template = _templates.pop(key, None)
+    if template is None or template.domain is not domain or template.task != task:
+        template = build_template(task, domain)
+    _templates[key] = template  # now the most recent
+    while len(_templates) > _MAX_TEMPLATES:
+        _templates.popitem(last=False)
     return template
 
 
 def build_template(task: Task, domain: Domain) -> WorldTemplate:
-    """The task's template, made anew: create the tables, insert the rows, replay the expected calls on a copy.
+    """The task's template, made anew: create tables, insert rows, replay the expected calls.
 
     Raises:
         DomainError: the world does not fit the tables, or an expected call is refused or fails.
     """
-    world = World()
+    world = _lend(_empty_database(os.getpid(), domain.metadata))
     try:
         world.raw.execute("PRAGMA foreign_keys = OFF")  # rows come in any order; all are checked at the end
-        domain.metadata.create_all(world.db)
-        world.db.commit()
         for table_name, rows in task.world.items():
             _insert(world.db, task.uid, _table(task.uid, domain.metadata, table_name), rows)
         dangling = world.raw.execute("PRAGMA foreign_key_check").fetchall()
         if dangling:
             table_name, rowid, target, _ = dangling[0]
             raise DomainError(
-                f"task {task.uid}: row {rowid} of '{table_name}' refers to a row of '{target}' that the world does not "
-                f"have ({len(dangling)} such rows). Fix the task's world."
+                f"task {task.uid}: row {rowid} of '{table_name}' refers to a row of '{target}' that the "
+                f"world lacks ({len(dangling)} such rows). Fix the task's world."
             )
         world.raw.execute("PRAGMA foreign_keys = ON")
         database = sqlite3.connect(":memory:", check_same_thread=False)
@@ -174,11 +172,26 @@ def build_template(task: Task, domain: Domain) -> WorldTemplate:
         initial = rows_of(world.raw, domain.metadata)
         replay(world, task, domain)
         expected = rows_of(world.raw, domain.metadata)
-    finally:
+    except BaseException:
         world.close()
+        raise
+    return_world(world)
     template = WorldTemplate(task, domain, database, initial, expected)
     weakref.finalize(template, database.close)
     return template
+
+
+@functools.lru_cache(maxsize=16)
+def _empty_database(pid: int, metadata: MetaData) -> sqlite3.Connection:
+    """The tables without rows, made once per process: creating them takes most of a template's time."""
+    world = World()
+    metadata.create_all(world.db)
+    world.db.commit()
+    empty = sqlite3.connect(":memory:", check_same_thread=False)
+    world.raw.backup(empty)
+    world.close()
+    weakref.finalize(metadata, empty.close)
+    return empty
 
 
 def replay(world: World, task: Task, domain: Domain) -> None:
@@ -189,7 +202,8 @@ def replay(world: World, task: Task, domain: Domain) -> None:
     """
     tools = domain_tools(domain)
     for number, call in enumerate(task.expected_calls, start=1):
-        where = f"task {task.uid}: expected call {number} of {len(task.expected_calls)}, {call.tool}({dict(call.arguments)})"
+        of = f"{number} of {len(task.expected_calls)}"
+        where = f"task {task.uid}: expected call {of}, {call.tool}({dict(call.arguments)})"
         try:
             answer = answer_call(tools, world.db, domain.clock, call.tool, call.arguments)
         except ToolFault as fault:
@@ -252,7 +266,7 @@ def _maker(column: sqlalchemy.Column[Any]) -> Any:
 _ISO_TYPES = (datetime.date, datetime.datetime, datetime.time)
 
 
-# --- rows ---------------------------------------------------------------------------------------------------------
+# --- rows ---------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -289,7 +303,7 @@ def _layout(table: Table) -> _Layout:
 
 
 def rows_of(raw: sqlite3.Connection, metadata: MetaData) -> Rows:
-    """All rows in canonical form: stable columns only, ordered by primary key, or by all columns without one."""
+    """All rows in canonical form: stable columns only, ordered by primary key, or else by all of them."""
     return {
         layout.name: raw.execute(layout.query).fetchall() for layout in _layouts(metadata) if layout.query
     }
@@ -308,7 +322,7 @@ def _bytes_to_text(value: Any) -> str:
 
 
 def differences(actual: Rows, expected: Rows, metadata: MetaData) -> tuple[str, ...]:
-    """One readable line for each row that is not as expected, tables in order of name; empty when all are equal.
+    """One readable line for each row that is not as expected, tables in order of name; empty when equal.
 
     visits: V31 status is 'booked', expected 'cancelled'
     visits: V40 is missing (patient_id='P2', status='booked')

@@ -99,9 +99,7 @@ def build_batch(
     for start in range(0, len(order), micro_batch):
         rows = order[start : start + micro_batch]
         length = next(bucket for bucket in buckets if bucket >= len(trajectories[rows[0]]))
-        micro_batches.append(
-            _padded([trajectories[i] for i in rows], advantage_b[rows], micro_batch, length)
-        )
+        micro_batches.append(_padded([trajectories[i] for i in rows], advantage_b[rows], micro_batch, length))
     return Batch(
         micro_batches=tuple(micro_batches),
         num_trained=sum(trajectory.num_trained_tokens for trajectory in trajectories),

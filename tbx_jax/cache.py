@@ -74,40 +74,47 @@ def append(
     values_lbjkh: Float[Array, "l b j k h"],
     tokens_bj: Int[Array, "b j"],
     num_new_b: Int[Array, "b"],
+    slot_b: Int[Array, "b"] | None = None,
 ) -> Cache:
-    """The cache after each row took in the first `num_new_b` tokens of its chunk.
+    """The cache after rows took in the first `num_new_b` tokens of their chunks.
 
-    With the cache donated to the enclosing `jax.jit` the arrays are updated in place.
+    With the cache donated to the enclosing `jax.jit` the arrays are updated in place. Rows are written one after the
+    other: as a loop of slice updates this is a hundred times faster on CPUs than the scatter that `vmap` makes of it.
+
+    Args:
+        keys_lbjkh, values_lbjkh, tokens_bj: the chunks, valid tokens on the left.
+        num_new_b: how many of them are valid.
+        slot_b: the row of the cache that each chunk goes to, all different; None is every row in order.
 
     Raises:
         ShapeError: a chunk longer than the capacity.
     """
-    chunk = keys_lbjkh.shape[2]
+    b, chunk = tokens_bj.shape
     if chunk > cache.capacity:
         raise ShapeError(
             f"a chunk of {chunk} tokens for a cache with room for {cache.capacity}; make the cache longer"
         )
-    write = jax.vmap(_write_row, in_axes=(1, 1, 1, 1, 0), out_axes=1)
-    keys_lbkhs, values_lbksh = write(
-        cache.keys_lbkhs,
-        cache.values_lbksh,
-        keys_lbjkh.transpose(0, 1, 3, 4, 2),
-        values_lbjkh.transpose(0, 1, 3, 2, 4),
-        cache.length_b,
-    )
+    slot_b = jnp.arange(b) if slot_b is None else slot_b
+    new_keys_lbkhj = keys_lbjkh.transpose(0, 1, 3, 4, 2)
+    new_values_lbkjh = values_lbjkh.transpose(0, 1, 3, 2, 4)
+    length_b, recent_bm = cache.length_b[slot_b], cache.recent_bm[slot_b]
+
+    def write_row(row, arrays):
+        keys_lbkhs, values_lbksh = arrays
+        slot, length = slot_b[row], length_b[row]
+        new_keys = jax.lax.dynamic_slice_in_dim(new_keys_lbkhj, row, 1, axis=1)
+        new_values = jax.lax.dynamic_slice_in_dim(new_values_lbkjh, row, 1, axis=1)
+        return (
+            jax.lax.dynamic_update_slice(keys_lbkhs, new_keys, (0, slot, 0, 0, length)),
+            jax.lax.dynamic_update_slice(values_lbksh, new_values, (0, slot, 0, length, 0)),
+        )
+
+    keys_lbkhs, values_lbksh = jax.lax.fori_loop(0, b, write_row, (cache.keys_lbkhs, cache.values_lbksh))
     return Cache(
         keys_lbkhs=keys_lbkhs,
         values_lbksh=values_lbksh,
-        length_b=cache.length_b + num_new_b,
-        recent_bm=last_tokens(cache.recent_bm, tokens_bj, num_new_b),
-    )
-
-
-def _write_row(keys_lkhs, values_lksh, new_keys_lkhj, new_values_lkjh, length):
-    """One row with a chunk written at its length."""
-    return (
-        jax.lax.dynamic_update_slice(keys_lkhs, new_keys_lkhj, (0, 0, 0, length)),
-        jax.lax.dynamic_update_slice(values_lksh, new_values_lkjh, (0, 0, length, 0)),
+        length_b=cache.length_b.at[slot_b].set(length_b + num_new_b),
+        recent_bm=cache.recent_bm.at[slot_b].set(last_tokens(recent_bm, tokens_bj, num_new_b)),
     )
 
 

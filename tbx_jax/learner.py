@@ -52,13 +52,17 @@ class DeviceBatch(NamedTuple):
     advantage_b: Float[Array, "b"]
 
 
+class SupervisedMetrics(NamedTuple):
+    """What a supervised update looked like: its loss, in nats per trained token."""
+
+    loss: Float[Array, ""]
+
+
 class Totals(NamedTuple):
-    """Sums over the micro-batches of one batch so far: gradients, and `PolicyMetrics` or the supervised
-    loss.
-    """
+    """Sums over the micro-batches of one batch so far."""
 
     grads: Params
-    metrics: Any
+    metrics: PolicyMetrics | SupervisedMetrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +112,7 @@ class Learner:
         """
         if self.algo is None:
             raise ConfigError("a policy update was asked of a learner with algo=None; build it with one.")
-        zeros = PolicyMetrics(*(jnp.zeros(()) for _ in PolicyMetrics._fields))
-        state, metrics, figures = self._step(state, batch, _add_policy_gradients, zeros)
+        state, metrics, figures = self._step(state, batch, _add_policy_gradients, PolicyMetrics)
         return state, {**{name: float(value) for name, value in metrics._asdict().items()}, **figures}
 
     def supervised_update(self, state: LearnerState, batch: Batch) -> tuple[LearnerState, dict[str, float]]:
@@ -123,8 +126,8 @@ class Learner:
             ConfigError: the rows of a micro-batch do not divide over the mesh.
             FloatingPointError: the gradient is not finite; the state must be thrown away.
         """
-        state, loss, figures = self._step(state, batch, _add_supervised_gradients, jnp.zeros(()))
-        return state, {"loss": float(loss), **figures}
+        state, metrics, figures = self._step(state, batch, _add_supervised_gradients, SupervisedMetrics)
+        return state, {"loss": float(metrics.loss), **figures}
 
     def supervised_loss(self, state: LearnerState, batch: Batch) -> float:
         """What `supervised_update` would minimise, in nats per trained token, without taking a step."""
@@ -142,36 +145,36 @@ class Learner:
         start = peak / max(warmup, 1)
         if self.optim.schedule == "cosine":
             return optax.warmup_cosine_decay_schedule(start, peak, warmup, max(self.num_steps, warmup + 1))
-        return (
-            optax.warmup_constant_schedule(start, peak, warmup) if warmup else optax.constant_schedule(peak)
-        )
+        return optax.warmup_constant_schedule(start, peak, warmup) if warmup else optax.constant_schedule(peak)
 
     @functools.cached_property
     def optimizer(self) -> optax.GradientTransformation:
         return optax.chain(
             optax.clip_by_global_norm(self.optim.clip_norm),
-            optax.adamw(
-                self.schedule, b1=self.optim.b1, b2=self.optim.b2, weight_decay=self.optim.weight_decay
-            ),
+            optax.adamw(self.schedule, b1=self.optim.b1, b2=self.optim.b2, weight_decay=self.optim.weight_decay),
         )
 
     def _step(
-        self, state: LearnerState, batch: Batch, add_gradients: Callable[..., Totals], zero_metrics: Any
+        self,
+        state: LearnerState,
+        batch: Batch,
+        add_gradients: Callable[..., Totals],
+        metrics: type[PolicyMetrics] | type[SupervisedMetrics],
     ) -> tuple[LearnerState, Any, dict[str, float]]:
         """Gradients of all micro-batches, then one optimizer step: the new state, metrics, figures of the
         step.
         """
         num_trained = jnp.float32(batch.num_trained)
         learning_rate = float(self.schedule(state.step))
-        totals = Totals(_zero_gradients(self, state.params), zero_metrics)
+        totals = _zero_totals(self, state.params, metrics)
         for micro_batch in batch.micro_batches:
             totals = add_gradients(self, state.params, totals, self._place(micro_batch), num_trained)
         state, grad_norm = _apply_gradients(self, state, totals.grads)
         if not math.isfinite(grad_norm):
             raise FloatingPointError(
                 f"the gradient of optimizer step {int(state.step)} has norm {float(grad_norm)} "
-                f"(learning rate {learning_rate:g}); wanted a finite number. Lower optim.learning_rate and go on from a "
-                f"checkpoint."
+                f"(learning rate {learning_rate:g}); wanted a finite number. "
+                f"Lower optim.learning_rate and go on from a checkpoint."
             )
         return state, totals.metrics, {"grad_norm": float(grad_norm), "learning_rate": learning_rate}
 
@@ -234,9 +237,10 @@ def build_learner(
     )
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _zero_gradients(learner: Learner, params: Params) -> Params:
-    return _like_parameters(learner, jax.tree.map(jnp.zeros_like, params))
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _zero_totals(learner: Learner, params: Params, metrics: type[PolicyMetrics] | type[SupervisedMetrics]) -> Totals:
+    zeros = metrics(*(jnp.zeros(()) for _ in metrics._fields))
+    return _placed(learner, Totals(jax.tree.map(jnp.zeros_like, params), zeros))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
@@ -260,7 +264,8 @@ def _add_policy_gradients(
         )
 
     grads, metrics = jax.grad(loss_of, has_aux=True)(params)
-    return Totals(_sum(learner, totals.grads, grads), merge_metrics(totals.metrics, metrics))
+    grads = jax.tree.map(jnp.add, totals.grads, grads)
+    return _placed(learner, Totals(grads, merge_metrics(totals.metrics, metrics)))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -276,20 +281,21 @@ def _add_supervised_gradients(
     learner: Learner, params: Params, totals: Totals, batch: DeviceBatch, num_trained: Float[Array, ""]
 ) -> Totals:
     loss, grads = jax.value_and_grad(_supervised_loss, argnums=1)(learner, params, batch, num_trained)
-    return Totals(_sum(learner, totals.grads, grads), totals.metrics + loss)
+    grads = jax.tree.map(jnp.add, totals.grads, grads)
+    return _placed(learner, Totals(grads, SupervisedMetrics(totals.metrics.loss + loss)))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def _apply_gradients(
-    learner: Learner, state: LearnerState, grads: Params
-) -> tuple[LearnerState, Float[Array, ""]]:
+def _apply_gradients(learner: Learner, state: LearnerState, grads: Params) -> tuple[LearnerState, Float[Array, ""]]:
     updates, opt_state = learner.optimizer.update(grads, state.opt_state, state.params)
     params = _like_parameters(learner, optax.apply_updates(state.params, updates))
-    return LearnerState(params, opt_state, state.step + 1), optax.global_norm(grads)
+    return LearnerState(params, opt_state, state.step + 1), optax.tree.norm(grads)
 
 
-def _sum(learner: Learner, a: Params, b: Params) -> Params:
-    return _like_parameters(learner, jax.tree.map(jnp.add, a, b))
+def _placed(learner: Learner, totals: Totals) -> Totals:
+    """Always placed alike, so that the first and the later micro-batches of a shape share one compilation."""
+    metrics = jax.lax.with_sharding_constraint(totals.metrics, NamedSharding(learner.mesh, PartitionSpec()))
+    return Totals(_like_parameters(learner, totals.grads), metrics)
 
 
 def _like_parameters(learner: Learner, tree: Params) -> Params:

@@ -83,7 +83,9 @@ def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> PreTrainedToken
         )
     counts = _piece_counts(texts, pre_tokenizer, marks)
     known = set(base)
-    frequent = [piece for piece, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])) if piece not in known]
+    frequent = [
+        piece for piece, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])) if piece not in known
+    ]
     vocab = {piece: index for index, piece in enumerate([*base, *frequent[:room]])}
     tokenizer = Tokenizer(
         models.WordPiece(

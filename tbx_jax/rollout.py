@@ -1,9 +1,10 @@
-"""Rollout: attempts flow through slots; in each, the policy and the environment take turns until the episode ends.
+"""Rollout: attempts flow through slots; in each, the policy and the environment take turns until the episode
+ends.
 
-A slot of the sampler and a slot of the environments belong together and keep an episode from its first token to its
-last, so nothing is computed or rendered twice. As soon as a slot is free the next attempt starts in it: slow episodes
-do not hold up the others. What the policy reads is appended to its tokens (`ChatTemplate`), what it samples is kept as
-sampled (`TokenLedger`), and no text is ever tokenised again.
+A slot of the sampler and a slot of the environments belong together and keep an episode from its first token
+to its last, so nothing is computed or rendered twice. As soon as a slot is free the next attempt starts in
+it: slow episodes do not hold up the others. What the policy reads is appended to its tokens (`ChatTemplate`),
+what it samples is kept as sampled (`TokenLedger`), and no text is ever tokenised again.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from tbx_envs.chat.interpretation import interpret
 from tbx_envs.chat.ledger import TokenLedger
 from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.episode import Episode, FinishReason
+from tbx_envs.errors import ConfigError
 from tbx_envs.messages import Turn
 from tbx_envs.policies import Attempt
 from tbx_envs.vector import EpisodeSlots, SlotOutcome
@@ -67,6 +68,143 @@ class _Live:
     num_turns: int = 0
 
     def next_turn_key(self) -> tuple[str | int, ...]:
-        """Names the randomness of the next turn: nothing of it depends on the slot or on the order of attempts."""
+        """Names the randomness of the next turn: nothing of it depends on the slot or on the order of
+        attempts.
+        """
         self.num_turns += 1
         return (self.attempt.uid, self.attempt.attempt, self.attempt.seed, self.num_turns - 1)
+
+
+def run_attempts(
+    sampler: Sampler,
+    params: Params,
+    slots: EpisodeSlots,
+    chat: ChatTemplate,
+    attempts: Iterable[Attempt],
+    *,
+    max_episode_tokens: int,
+    stopwatch: Stopwatch | None = None,
+) -> Iterator[Rollout]:
+    """Makes every attempt and yields it when it ends; attempts are read only as slots become free.
+
+    The order is a function of the attempts and of what is sampled, never of time. A turn cut off by a token
+    limit ends its episode as truncated, and so does an answer that leaves no room for another token.
+
+    Args:
+        sampler: with as many slots as `slots`, or more; all of them free.
+        params: of the policy; the same until the last episode ended.
+        slots: of environments.
+        chat: of the policy's tokenizer.
+        attempts: in the order in which they are started.
+        max_episode_tokens: longest episode, prompt included.
+        stopwatch: collects the seconds of `policy` (sampling and tokens) and `environment` (tools, users,
+            checks).
+
+    Raises:
+        ConfigError: a task's prompt alone fills `max_episode_tokens`.
+    """
+    table = _Table(sampler, params, slots, chat, max_episode_tokens, stopwatch or Stopwatch())
+    waiting = iter(attempts)
+    try:
+        while True:
+            yield from table.start(waiting)
+            if not table.live:
+                return
+            yield from table.play()
+    finally:  # also when the caller stops early: the slots must be free for the next run
+        table.clear()
+
+
+@dataclasses.dataclass
+class _Table:
+    """Who sits in which slot, and what moves them on."""
+
+    sampler: Sampler
+    params: Params
+    slots: EpisodeSlots
+    chat: ChatTemplate
+    max_episode_tokens: int
+    stopwatch: Stopwatch
+    live: dict[int, _Live] = dataclasses.field(default_factory=dict)
+
+    def start(self, waiting: Iterator[Attempt]) -> Iterator[Rollout]:
+        """Fills the free slots; yields attempts that were void from the start."""
+        for slot in range(self.slots.num_slots):
+            while slot not in self.live and (attempt := next(waiting, None)) is not None:
+                with self.stopwatch.running("environment"):
+                    outcome = self.slots.start(slot, attempt.uid, attempt.seed)
+                self.live[slot] = _Live(attempt)
+                if outcome.ended:
+                    yield self._finish(slot)
+                    continue
+                with self.stopwatch.running("policy"):
+                    self._open(slot, outcome)
+
+    def play(self) -> Iterator[Rollout]:
+        """One dispatch of the sampler, then one step in every slot whose turn ended; yields ended
+        episodes.
+        """
+        with self.stopwatch.running("policy"):
+            turns = sorted(self.sampler.advance(self.params), key=lambda turn: turn.slot)
+            actions = {turn.slot: self._action(turn) for turn in turns}
+        with self.stopwatch.running("environment"):
+            outcomes = self.slots.advance(actions)
+        for slot, outcome in outcomes.items():
+            if not outcome.ended:
+                with self.stopwatch.running("policy"):
+                    fits = self._give(slot, self.chat.continuation(outcome.messages))
+                if fits:
+                    continue
+                with self.stopwatch.running("environment"):
+                    self.slots.advance({slot: Turn(truncated=True)})
+            yield self._finish(slot)
+
+    def clear(self) -> None:
+        for slot in self.live:
+            self.sampler.free(slot)
+        self.live.clear()
+
+    def _open(self, slot: int, outcome: SlotOutcome) -> None:
+        ids = self.chat.opening(outcome.messages, self.slots.tools(slot))
+        if not self._give(slot, ids):
+            raise ConfigError(
+                f"the prompt of {self.live[slot].attempt.uid} has {len(ids)} tokens and an episode may have "
+                f"{self.max_episode_tokens}: no room for a turn. Raise sampling.max_episode_tokens."
+            )
+
+    def _give(self, slot: int, ids: Sequence[int]) -> bool:
+        """Appends tokens for the policy to read and asks for its next turn; False, and nothing done, without
+        room.
+        """
+        live = self.live[slot]
+        if len(live.ledger) + len(ids) >= self.max_episode_tokens:
+            return False
+        ask = self.sampler.extend if len(live.ledger) else self.sampler.begin
+        ask(slot, ids, live.next_turn_key())
+        live.ledger.give(ids)
+        return True
+
+    def _action(self, turn: SampledTurn) -> str | Turn:
+        self.live[turn.slot].ledger.write(turn.tokens, turn.logps)
+        text = self.chat.decode(turn.tokens)
+        return text if turn.stopped else interpret(text, truncated=True)
+
+    def _finish(self, slot: int) -> Rollout:
+        """The record of the episode that ended in `slot`, which is free afterwards."""
+        live = self.live.pop(slot)
+        if len(live.ledger):
+            self.sampler.free(slot)
+        episode = self.slots.episode(slot, live.attempt.attempt)
+        num_sampled = int(live.ledger.wrote.sum())
+        counts = {"sampled_tokens": num_sampled, "given_tokens": len(live.ledger) - num_sampled}
+        episode = dataclasses.replace(episode, usage={**episode.usage, **counts})
+        if episode.reward is None:
+            return Rollout(episode, None)
+        trajectory = trajectory_of(
+            live.ledger,
+            uid=episode.uid,
+            attempt=episode.attempt,
+            reward=episode.reward,
+            truncated=episode.finish_reason is FinishReason.TRUNCATED,
+        )
+        return Rollout(episode, trajectory)

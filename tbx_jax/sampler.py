@@ -23,16 +23,29 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from flax import nnx
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from tbx_envs.errors import ActionError, ConfigError
+from tbx_jax.cache import CACHE_LETTERS, NO_TOKEN, Cache, append, empty_cache
 from tbx_jax.config import SamplingConfig
-from tbx_jax.models import Model, Params
+from tbx_jax.keys import as_keys, key_bits
+from tbx_jax.mesh import shard_tree
+from tbx_jax.models import Model, Params, readable, with_cache
+from tbx_jax.models.decoder import Decoder, Fresh
+from tbx_jax.sampling import sample
+
+# Prefill computes chunks of these lengths; a prompt that is longer takes several.
+_CHUNKS = (16, 32, 64, 128)
+# Up to so many slots are always computed together.
+_FEW_SLOTS = 16
+# Models with more layers are decoded with a loop over layers: compiled soon, and a copy of each layer's cache more.
+_UNROLLED_LAYERS = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,7 +56,8 @@ class SampledTurn:
         slot: where.
         tokens: ids as sampled, the end-of-turn token included when there is one.
         logps: log pi of each, in nats at the sampling temperature.
-        stopped: True when the policy wrote an end-of-turn token; False when a token limit cut the turn off.
+        stopped: True when the policy wrote an end-of-turn token; False when a token limit cut the turn off, maybe
+            before its first token.
     """
 
     slot: int
@@ -52,7 +66,47 @@ class SampledTurn:
     stopped: bool
 
 
+@dataclasses.dataclass(slots=True)
+class _Episode:
+    """What the host knows about a slot in use.
+
+    Attributes:
+        tokens: of the whole episode, given and sampled.
+        num_cached: how many of them the cache holds.
+        key_bits: of the turn's key.
+        turn_start: place in `tokens` of the turn's first token.
+        logps: of the turn's tokens so far.
+        waiting: True while a turn is asked for and has not been returned.
+    """
+
+    tokens: list[int]
+    num_cached: int
+    key_bits: np.ndarray
+    turn_start: int
+    logps: list[float]
+    waiting: bool
+
+    @property
+    def num_unseen(self) -> int:
+        """Given tokens that prefill has to compute: all that are not cached but the last."""
+        return len(self.tokens) - self.num_cached - 1
+
+
 class Sampler:
+    """Writes turns for up to `sampling.slots` episodes at a time.
+
+    Args:
+        model: from `tbx_jax.models.build` or a loaded policy.
+        chat_end_ids: tokens that end a turn.
+        sampling: temperature, limits, slots, steps per dispatch.
+        seed: of the run; a turn's randomness is a function of it and of the turn's key.
+        mesh: where parameters and cache live; None is one device.
+        rules: axis letter -> mesh axis, with `mesh`.
+
+    Raises:
+        ConfigError: an episode may become longer than the model allows, or nothing can end a turn.
+    """
+
     def __init__(
         self,
         model: Model,
@@ -62,15 +116,382 @@ class Sampler:
         *,
         mesh: Mesh | None = None,
         rules: Mapping[str, str] | None = None,
-    ): ...
+    ):
+        if sampling.max_episode_tokens > model.config.max_length:
+            raise ConfigError(
+                f"sampling.max_episode_tokens is {sampling.max_episode_tokens}, model.max_length is "
+                f"{model.config.max_length}; lower the first or choose a model for longer episodes"
+            )
+        if not chat_end_ids or not all(0 <= end < model.vocabulary for end in chat_end_ids):
+            raise ConfigError(
+                f"end-of-turn ids {sorted(chat_end_ids)} for a vocabulary of {model.vocabulary}; the chat template "
+                f"must name at least one token of the model that ends a turn"
+            )
+        self._model, self._sampling, self._seed = model, sampling, seed
+        self._end_ids = tuple(sorted(chat_end_ids))
+        self._episodes: list[_Episode | None] = [None] * sampling.slots
+        self._row_buckets = _row_buckets(sampling.slots)
+        room = max(*_CHUNKS, sampling.decode_steps)
+        self._cache = empty_cache(model.config, sampling.slots, sampling.max_episode_tokens + room)
+        self._placement = None
+        if mesh is not None:
+            self._cache = shard_tree(self._cache, CACHE_LETTERS, mesh, rules or {})
+            self._placement = jax.tree.map(lambda leaf: leaf.sharding, self._cache)
 
     @property
-    def busy(self) -> bool: ...
+    def busy(self) -> bool:
+        """True while a turn is asked for that `advance` has not returned."""
+        return any(episode is not None and episode.waiting for episode in self._episodes)
 
-    def begin(self, slot: int, tokens: Sequence[int], turn_key: tuple[str | int, ...]) -> None: ...
+    def begin(self, slot: int, tokens: Sequence[int], turn_key: tuple[str | int, ...]) -> None:
+        """Starts a fresh episode in a slot with these ids, and asks for its first turn.
 
-    def extend(self, slot: int, tokens: Sequence[int], turn_key: tuple[str | int, ...]) -> None: ...
+        Args:
+            slot: from 0; an episode that was there and is not waiting for a turn is dropped.
+            tokens: the prompt, at least one id.
+            turn_key: names the turn's randomness, for example (uid, attempt, turn).
 
-    def free(self, slot: int) -> None: ...
+        Raises:
+            ActionError: a slot that does not exist or waits for a turn, or tokens the model does not have.
+        """
+        if not 0 <= slot < len(self._episodes):
+            raise ActionError(
+                f"slot {slot}: there are {len(self._episodes)}; use 0 to {len(self._episodes) - 1}"
+            )
+        episode = self._episodes[slot]
+        if episode is not None and episode.waiting:
+            raise ActionError(
+                f"slot {slot} waits for a turn; call advance() until it returns, or free({slot})"
+            )
+        self._ask(slot, [], 0, tokens, turn_key)
 
-    def advance(self, params: Params) -> list[SampledTurn]: ...
+    def extend(self, slot: int, tokens: Sequence[int], turn_key: tuple[str | int, ...]) -> None:
+        """Appends ids to the slot's episode and asks for its next turn; what the cache holds is not computed again.
+
+        Raises:
+            ActionError: a slot without an episode or one that waits for a turn, or tokens the model does not have.
+        """
+        episode = self._episodes[slot] if 0 <= slot < len(self._episodes) else None
+        if episode is None:
+            raise ActionError(f"slot {slot} has no episode to extend; call begin({slot}, ...)")
+        if episode.waiting:
+            raise ActionError(
+                f"slot {slot} waits for a turn; call advance() until it returns, or free({slot})"
+            )
+        self._ask(slot, episode.tokens, episode.num_cached, tokens, turn_key)
+
+    def free(self, slot: int) -> None:
+        """Drops the slot's episode, also in the middle of a turn; a free slot stays free."""
+        self._episodes[slot] = None
+
+    def _ask(
+        self,
+        slot: int,
+        before: list[int],
+        num_cached: int,
+        tokens: Sequence[int],
+        turn_key: tuple[str | int, ...],
+    ) -> None:
+        given = [int(token) for token in tokens]
+        if not given or not all(0 <= token < self._model.vocabulary for token in given):
+            raise ActionError(
+                f"slot {slot}: {len(given)} tokens, from {min(given, default=None)} to {max(given, default=None)}, "
+                f"for a vocabulary of {self._model.vocabulary}; give at least one id, all of this model's tokenizer"
+            )
+        self._episodes[slot] = _Episode(
+            tokens=before + given,
+            num_cached=num_cached,
+            key_bits=key_bits(self._seed, "turn", *turn_key),
+            turn_start=len(before) + len(given),
+            logps=[],
+            waiting=True,
+        )
+
+    def advance(self, params: Params) -> list[SampledTurn]:
+        """Takes in what was given, writes up to `decode_steps` tokens in every waiting slot.
+
+        Returns:
+            The turns that ended, by slot; often none. Their slots wait for `extend`, `begin` or `free`.
+        """
+        turns = [self._finish(slot, stopped=False) for slot in self._waiting() if self._num_left(slot) == 0]
+        self._prefill(params)
+        if slots := self._waiting():
+            turns += self._decode(params, slots)
+        return sorted(turns, key=lambda turn: turn.slot)
+
+    def _waiting(self) -> list[int]:
+        return [
+            slot for slot, episode in enumerate(self._episodes) if episode is not None and episode.waiting
+        ]
+
+    def _num_left(self, slot: int) -> int:
+        """How many tokens the slot's turn may still have."""
+        episode, sampling = self._episodes[slot], self._sampling
+        return max(
+            0,
+            min(
+                sampling.max_turn_tokens - len(episode.logps),
+                sampling.max_episode_tokens - len(episode.tokens),
+            ),
+        )
+
+    def _finish(self, slot: int, *, stopped: bool) -> SampledTurn:
+        episode = self._episodes[slot]
+        episode.waiting = False
+        return SampledTurn(slot, episode.tokens[episode.turn_start :], episode.logps, stopped)
+
+    def _prefill(self, params: Params) -> None:
+        """Computes given tokens until each waiting slot has one token left for the decode step to feed."""
+        while unseen := {
+            slot: self._episodes[slot].num_unseen
+            for slot in self._waiting()
+            if self._episodes[slot].num_unseen > 0
+        }:
+            most_first = sorted(unseen, key=lambda slot: (-unseen[slot], slot))
+            rows = _bucket(len(unseen), self._row_buckets[:-1] or self._row_buckets)
+            slots = self._padded(most_first[:rows], rows)
+            chunk = _bucket(max(unseen.get(slot, 0) for slot in slots), _CHUNKS)
+            tokens_bt, num_new_b = np.zeros((rows, chunk), np.int32), np.zeros(rows, np.int32)
+            for row, slot in enumerate(slots):
+                if slot in unseen:
+                    episode = self._episodes[slot]
+                    given = episode.tokens[episode.num_cached : episode.num_cached + min(unseen[slot], chunk)]
+                    tokens_bt[row, : len(given)], num_new_b[row] = given, len(given)
+            longest = max(self._episodes[slot].num_cached for slot in slots if slot in unseen)
+            self._cache = _prefill(
+                self._model,
+                params,
+                self._host_cache(),
+                np.array(slots, np.int32),
+                tokens_bt,
+                num_new_b,
+                attend_length=_attend_length(longest, self._sampling.max_episode_tokens),
+                placement=self._placement,
+            )
+            for slot, num_new in zip(slots, num_new_b, strict=True):
+                if slot in unseen:
+                    self._episodes[slot].num_cached += int(num_new)
+
+    def _decode(self, params: Params, waiting: list[int]) -> list[SampledTurn]:
+        """One dispatch of decode steps for the waiting slots."""
+        rows = _bucket(len(waiting), self._row_buckets)
+        slots = self._padded(waiting, rows)
+        writes = set(waiting)
+        episodes = [self._episodes[slot] if slot in writes else None for slot in slots]
+        self._cache, written = _decode(
+            self._model,
+            params,
+            self._host_cache(),
+            np.array(slots, np.int32) if rows < len(self._episodes) else None,
+            np.array([episode.tokens[-1] if episode else 0 for episode in episodes], np.int32),
+            np.array([episode.key_bits if episode else (0, 0) for episode in episodes], np.uint32),
+            np.array([len(episode.logps) if episode else 0 for episode in episodes], np.int32),
+            np.array([self._num_left(slot) if slot in writes else 0 for slot in slots], np.int32),
+            sampling=self._sampling,
+            end_ids=self._end_ids,
+            attend_length=_attend_length(
+                max(self._episodes[slot].num_cached for slot in waiting), self._sampling.max_episode_tokens
+            ),
+            placement=self._placement,
+        )
+        written = jax.device_get(written)
+        turns = []
+        for row, slot in enumerate(slots):
+            if slot not in writes:
+                continue
+            episode, count = self._episodes[slot], int(written.count_b[row])
+            episode.tokens += written.tokens_bj[row, :count].tolist()
+            episode.logps += written.logps_bj[row, :count].tolist()
+            episode.num_cached += count
+            if written.stopped_b[row] or self._num_left(slot) == 0:
+                turns.append(self._finish(slot, stopped=bool(written.stopped_b[row])))
+        return turns
+
+    def _padded(self, slots: list[int], rows: int) -> list[int]:
+        """`rows` different slots: these and, to fill a compiled shape, others, whose valid part stays as it is."""
+        if rows == len(self._episodes):
+            return list(range(rows))
+        chosen = set(slots)
+        others = (slot for slot in range(len(self._episodes)) if slot not in chosen)
+        return sorted([*slots, *(slot for slot, _ in zip(others, range(rows - len(slots)), strict=False))])
+
+    def _host_cache(self) -> Cache:
+        """The cache with the lengths and last tokens that the host knows; this is what makes a slot start empty."""
+        reach = self._model.config.token_shift
+        length_b = np.zeros(len(self._episodes), np.int32)
+        recent_bm = np.full((len(self._episodes), reach), NO_TOKEN, np.int32)
+        for slot, episode in enumerate(self._episodes):
+            if episode is not None and episode.num_cached:
+                length_b[slot] = episode.num_cached
+                last = episode.tokens[max(0, episode.num_cached - reach) : episode.num_cached]
+                recent_bm[slot, reach - len(last) :] = last
+        return dataclasses.replace(self._cache, length_b=length_b, recent_bm=recent_bm)
+
+
+def _row_buckets(slots: int) -> tuple[int, ...]:
+    """Numbers of rows that a dispatch is compiled for, so that a few busy slots do not pay for all of them."""
+    if slots <= _FEW_SLOTS:
+        return (slots,)
+    return tuple(sorted({-(-slots // 16), -(-slots // 4), slots}))
+
+
+def _attend_length(longest: int, limit: int) -> int:
+    """How much of the cache to read when the longest row has `longest` tokens: 64, 96, 128, 192, 256, ... or 0."""
+    if longest == 0:
+        return 0
+    length = 64
+    while length < longest:
+        length += length // 2 if length & (length - 1) == 0 else length // 3
+    return min(length, limit)
+
+
+def _bucket(size: int, buckets: Sequence[int]) -> int:
+    """The smallest bucket that holds `size`, or the largest there is."""
+    return next((bucket for bucket in buckets if bucket >= size), buckets[-1])
+
+
+@functools.partial(
+    jax.jit, static_argnames=("model", "attend_length", "placement"), donate_argnames=("cache",)
+)
+def _prefill(
+    model: Model,
+    params: Params,
+    cache: Cache,
+    slot_b: Int[Array, "b"],
+    tokens_bt: Int[Array, "b t"],
+    num_new_b: Int[Array, "b"],
+    *,
+    attend_length: int,
+    placement: Cache | None,
+) -> Cache:
+    """The cache after some slots took in a chunk of given tokens; nothing is sampled."""
+    _, fresh = with_cache(model, params, tokens_bt, cache, attend_length, slot_b)
+    cache = append(cache, fresh.keys_lbjkh, fresh.values_lbjkh, tokens_bt, num_new_b, slot_b)
+    return cache if placement is None else jax.lax.with_sharding_constraint(cache, placement)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Written:
+    """What a dispatch wrote: the first `count_b` places of each row."""
+
+    tokens_bj: Int[Array, "b j"]
+    logps_bj: Float[Array, "b j"]
+    count_b: Int[Array, "b"]
+    stopped_b: Bool[Array, "b"]
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("model", "sampling", "end_ids", "attend_length", "placement"),
+    donate_argnames=("cache",),
+)
+def _decode(
+    model: Model,
+    params: Params,
+    cache: Cache,
+    slot_b: Int[Array, "b"] | None,
+    last_b: Int[Array, "b"],
+    key_bits_b2: UInt32[Array, "b 2"],
+    index_b: Int[Array, "b"],
+    num_left_b: Int[Array, "b"],
+    *,
+    sampling: SamplingConfig,
+    end_ids: tuple[int, ...],
+    attend_length: int,
+    placement: Cache | None,
+) -> tuple[Cache, _Written]:
+    """Up to `sampling.decode_steps` tokens for each row; ends early when no row writes any more.
+
+    The cache is read only, and its part that is read is taken out once; the steps keep their own keys and values in
+    a small buffer that is appended at the end. A row that has ended goes on computing, and nothing of that is kept.
+
+    Args:
+        slot_b: the rows' slots; None is all of them in order.
+        last_b: each row's last token, which is not in the cache yet.
+        key_bits_b2: of the turn's key.
+        index_b: how many tokens the turn has already.
+        num_left_b: how many more it may have; 0 for rows that do not write.
+    """
+    decoder: Decoder = nnx.merge(model.graphdef, params)
+    config, steps, b = model.config, sampling.decode_steps, last_b.shape[0]
+    cached, attends_bs = readable(cache, attend_length, slot_b)
+    if cached is not None and config.num_layers <= _UNROLLED_LAYERS:
+        cached = cached.layers()
+    length_b = cache.length_b if slot_b is None else cache.length_b[slot_b]
+    recent_bm = cache.recent_bm if slot_b is None else cache.recent_bm[slot_b]
+    key_b, place_j = as_keys(key_bits_b2), jnp.arange(steps)
+    buffer = jnp.zeros((config.num_layers, b, steps, config.num_kv_heads, config.head_width), config.dtype)
+
+    def step_once(state: _Steps) -> _Steps:
+        hidden_btd, fresh = decoder(
+            state.token_b[:, None],
+            state.recent_bm,
+            (length_b + state.step)[:, None],
+            (place_j <= state.step)[None, None, :],
+            fresh=state.fresh,
+            at=state.step,
+            cached=cached,
+            attends_bs=attends_bs,
+        )
+        step_key_b = jax.vmap(jax.random.fold_in)(key_b, index_b + state.step)
+        token_b, logp_b = sample(step_key_b, decoder.unembed(hidden_btd[:, 0]), sampling)
+        count_b = state.count_b + state.writes_b
+        ends_b = jnp.any(token_b[:, None] == jnp.array(end_ids)[None, :], axis=1)
+        return _Steps(
+            step=state.step + 1,
+            token_b=token_b,
+            recent_bm=jnp.concatenate([state.recent_bm, state.token_b[:, None]], axis=1)[:, 1:],
+            fresh=fresh,
+            writes_b=state.writes_b & ~ends_b & (count_b < num_left_b),
+            tokens_bj=state.tokens_bj.at[:, state.step].set(token_b),
+            logps_bj=state.logps_bj.at[:, state.step].set(logp_b),
+            count_b=count_b,
+            stopped_b=state.stopped_b | (state.writes_b & ends_b),
+        )
+
+    end = jax.lax.while_loop(
+        lambda state: (state.step < steps) & jnp.any(state.writes_b),
+        step_once,
+        _Steps(
+            step=jnp.int32(0),
+            token_b=last_b,
+            recent_bm=recent_bm,
+            fresh=Fresh(buffer, buffer),
+            writes_b=num_left_b > 0,
+            tokens_bj=jnp.zeros((b, steps), jnp.int32),
+            logps_bj=jnp.zeros((b, steps), jnp.float32),
+            count_b=jnp.zeros((b,), jnp.int32),
+            stopped_b=jnp.zeros((b,), bool),
+        ),
+    )
+    fed_bj = jnp.concatenate([last_b[:, None], end.tokens_bj[:, :-1]], axis=1)
+    cache = append(cache, end.fresh.keys_lbjkh, end.fresh.values_lbjkh, fed_bj, end.count_b, slot_b)
+    if placement is not None:
+        cache = jax.lax.with_sharding_constraint(cache, placement)
+    return cache, _Written(end.tokens_bj, end.logps_bj, end.count_b, end.stopped_b)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Steps:
+    """What one decode step hands to the next.
+
+    Attributes:
+        step: how many are done.
+        token_b: each row's last token, not computed yet.
+        recent_bm: the tokens before it.
+        fresh: keys and values of the steps that are done.
+        writes_b: True while the row's turn goes on.
+        tokens_bj, logps_bj, count_b, stopped_b: as in `_Written`.
+    """
+
+    step: Int[Array, ""]
+    token_b: Int[Array, "b"]
+    recent_bm: Int[Array, "b m"]
+    fresh: Fresh
+    writes_b: Bool[Array, "b"]
+    tokens_bj: Int[Array, "b j"]
+    logps_bj: Float[Array, "b j"]
+    count_b: Int[Array, "b"]
+    stopped_b: Bool[Array, "b"]

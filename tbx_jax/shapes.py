@@ -19,6 +19,7 @@ LETTERS = {
     "n": "query heads, k * r",
     "k": "key-value heads",
     "r": "query heads per key-value head",
+    "q": "queries of one key-value head, r * t",
     "h": "width of one head",
     "f": "feed-forward width",
     "v": "vocabulary",

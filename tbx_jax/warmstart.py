@@ -167,7 +167,11 @@ def _train(
     heldback = sum(learner.supervised_loss(state, batch) * batch.num_trained for batch in batches)
     heldback /= sum(batch.num_trained for batch in batches)
     console.print(f"loss on demonstrations held back: {heldback:.4f} nats a token")
-    return state, learner, {"parameters": num_parameters, "steps": len(steps), "train_loss": loss, "heldback_loss": heldback}
+    return (
+        state,
+        learner,
+        {"parameters": num_parameters, "steps": len(steps), "train_loss": loss, "heldback_loss": heldback},
+    )
 
 
 def _batches(
@@ -186,6 +190,4 @@ def _batches(
     full += [rest for rest in waiting.values() if rest]
     for rows in rng(seed, "batches").sample(full, len(full)):
         bucket = next(bucket for bucket in buckets if bucket >= max(map(len, rows)))
-        yield build_batch(
-            rows, [0.0] * len(rows), micro_batch=max(1, batch_tokens // bucket), buckets=buckets
-        )
+        yield build_batch(rows, [0.0] * len(rows), micro_batch=max(1, batch_tokens // bucket), buckets=buckets)

@@ -1,4 +1,4 @@
-"""One call of a tool in one transaction: the core that every backend and the replay of expected calls share."""
+"""One call of a tool in one transaction: what every backend and the replay of expected calls share."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def answer_call(
         return Answer(str(refusal), "refused")
     except (Exception, SystemExit) as error:  # the episode boundary: whatever a tool raises voids the episode
         raise ToolFault(
-            f"tool {name} called with {checked!r} raised {type(error).__name__}: {error}. A tool says no with "
-            f"ToolRefusal; everything else voids the episode. Fix the tool."
+            f"tool {name} called with {checked!r} raised {type(error).__name__}: {error}. The episode is "
+            f"void. Fix the tool; to say no, it raises ToolRefusal."
         ) from error
     finally:
         if not committed:

@@ -1,18 +1,18 @@
-"""Tools in this process, through real MCP: one long-lived server and client, the episode behind a context variable.
+"""Tools in this process through real MCP: one long-lived session, the episode in a context variable.
 
-A *driver* is a thread with an event loop of its own, in which an owner task holds one MCP server and its client
-open. A call is handed to the driver and awaited with a time limit. There is one driver as long as calls come one
-after the other, more when several threads call at once.
+A *driver* is a thread with an event loop of its own, in which an owner task holds one MCP server and its
+client open. A call is handed to the driver and awaited with a time limit. There is one driver as long as
+calls come one after the other, more when several threads call at once.
 
-Why a thread for tools that are plain functions: nothing else can keep the promise of a time limit. A tool that
-loops or blocks would hold an event loop in the caller's thread for ever; here the caller stops waiting, the driver is
-abandoned, and the next call gets a new one. The hand-over costs about 15 microseconds, next to about 100 for the call
-itself, and works the same inside a running loop (a notebook).
+Why a thread for tools that are plain functions: nothing else can keep the promise of a time limit. A tool
+that loops or blocks would hold an event loop in the caller's thread for ever; here the caller stops waiting,
+the driver is abandoned, and the next call gets a new one. The hand-over costs about 15 microseconds, next to
+about 100 for the call itself, and works the same inside a running loop (a notebook).
 
-What is guaranteed: `call` answers or raises `ToolFault` within the limit, unless a tool blocks the whole interpreter
-inside a C extension that does not release it. What is not: that an abandoned tool stops. It is asked to (SQLite is
-interrupted and `ToolAbandoned` is raised in its thread), its database is never used again, and its thread cannot keep
-the process alive.
+What is guaranteed: `call` answers or raises `ToolFault` within the limit, unless a tool blocks the whole
+interpreter inside a C extension that does not release it. What is not: that an abandoned tool stops. It is
+asked to (SQLite is interrupted and `ToolAbandoned` is raised in its thread), its database is never used
+again, and its thread cannot keep the process alive.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _START_S = 30.0  # for a driver to come up: imports are done, so this bounds onl
 
 
 class ToolAbandoned(BaseException):
-    """Raised in the thread of a tool that did not answer in time; not an `Exception`, so that no tool swallows it."""
+    """Raised in the thread of a tool that was too slow; no `Exception`, so that no tool swallows it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class InProcessSession:
         return function_dicts((tool.name, tool.description or "", tool.input_schema) for tool in listed.tools)
 
 
-# --- drivers ------------------------------------------------------------------------------------------------------
+# --- drivers ------------------------------------------------------------------------------------------------
 
 # What the shared server answers for: the session whose call is running.
 _session: contextvars.ContextVar[InProcessSession] = contextvars.ContextVar("tbx_session")
@@ -115,8 +115,8 @@ def _drive(session: InProcessSession, method: str, *arguments: Any) -> Any:
         driver.abandon(session)
         what = f"tool {arguments[0]}" if arguments else method
         raise ToolFault(
-            f"{what} did not answer within {session.timeout_s:g} s. Whether it had an effect is unknown, so the "
-            f"episode is void. Make the tool faster, or raise tool_timeout_s."
+            f"{what} did not answer within {session.timeout_s:g} s. Its effect is unknown, so the episode is "
+            f"void. Make the tool faster, or raise tool_timeout_s."
         ) from None
     except BaseException:  # an interrupt from the keyboard: the driver still works on a call nobody waits for
         driver.abandon(session)

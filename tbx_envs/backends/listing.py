@@ -1,11 +1,13 @@
 """Tools as a policy reads them: one canonical form, whatever the transport did to the order of keys.
 
-The order of tools is the server's, which survives every transport. The keys of a schema and its properties are put
-into a stated order here, since JSON libraries on the way are free to change it and a prompt is made of it.
+The order of tools is the server's, which survives every transport. The keys of a schema and its properties
+are put into a stated order here, since JSON libraries on the way are free to change it and a prompt is made
+of it.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,9 +27,18 @@ def function_dicts(tools: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[
     ]
 
 
-def domain_function_dicts(tools: Iterable[Tool]) -> list[dict[str, Any]]:
+def domain_function_dicts(tools: tuple[Tool, ...]) -> list[dict[str, Any]]:
     """The same for a built-in domain's tools, without asking a server; a test compares the two."""
-    return function_dicts((tool.name, tool.description, tool.input_schema) for tool in tools)
+    entry = _pickled.get(id(tools))
+    if entry is None or entry[0] is not tools:
+        dicts = function_dicts((tool.name, tool.description, tool.input_schema) for tool in tools)
+        entry = _pickled[id(tools)] = (tools, pickle.dumps(dicts))
+    return list(pickle.loads(entry[1]))
+
+
+# The dictionaries of a domain's tools, pickled since that is the fastest deep copy; every reset needs new
+# ones. Keyed by identity (schemas do not hash); the tuple kept beside it pins the id.
+_pickled: dict[int, tuple[tuple[Tool, ...], bytes]] = {}
 
 
 def canonical_schema(schema: Mapping[str, Any]) -> dict[str, Any]:

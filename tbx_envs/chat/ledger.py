@@ -47,10 +47,9 @@ class TokenLedger:
         bad = next((place for place, logp in enumerate(logps) if not math.isfinite(logp)), None)
         if bad is not None:
             raise PolicyFault(
-                f"token {ids[bad]} was sampled with log-probability {logps[bad]} (token {len(self) + bad} "
-                f"of the "
-                f"episode); wanted a finite number. Look for NaN in the parameters or a token outside its "
-                f"mask."
+                f"token {ids[bad]} was sampled with log-probability {logps[bad]} (token {len(self) + bad} of "
+                f"the episode); wanted a finite number. Look for NaN in the parameters or a token outside "
+                f"its mask."
             )
         self._tokens.extend(ids)
         self._wrote.extend([True] * len(ids))

@@ -3,22 +3,20 @@
     version 1
     clinic/cancel_visit/000 9b1f...
 
-A task's line changes with anything that could change an outcome: the task itself, the policy, and the texts of the
-tools. `python -m tbx_envs.testing.domain_contract lock <domain>` writes the file; a test compares.
+A task's line changes with anything that could change an outcome: the task itself, the policy, and the texts
+of the tools. `python -m tbx_envs.testing.domain_contract lock <domain>` writes the file; a test compares.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 
 from tbx_envs.domains import Domain
 from tbx_envs.errors import DomainError
 from tbx_envs.task import Task, content_hash
-from tbx_envs.toolbox import Tool
 
 FILE_NAME = "tasks.lock"
 
@@ -39,7 +37,7 @@ def parse_lock(text: str, *, where: str) -> tuple[int, dict[str, str]]:
             case _:
                 raise DomainError(
                     f"{where} line {number}: {line!r} is neither 'version <number>' (first line) nor "
-                    f"'<uid> <sha256>'. Write the file anew with `python -m tbx_envs.testing.domain_contract lock`."
+                    f"'<uid> <sha256>'. Run python -m tbx_envs.testing.domain_contract lock <domain>."
                 )
     return version, hashes
 
@@ -57,12 +55,10 @@ def lock_text(domain: Domain, hashes: Mapping[str, str]) -> str:
     return "".join([f"version {domain.version}\n", *(f"{uid} {sha256}\n" for uid, sha256 in hashes.items())])
 
 
-def lock_hash(task: Task, domain: Domain) -> str:
-    """SHA-256 (hex) over the task and everything of its domain that an agent reads."""
-    return hashlib.sha256(f"{content_hash(task)} {_texts_hash(domain.policy, domain.tools)}".encode()).hexdigest()
-
-
-@functools.lru_cache(maxsize=8)
-def _texts_hash(policy: str, tools: tuple[Tool, ...]) -> str:
-    texts = [policy, *([tool.name, tool.description, tool.input_schema] for tool in tools)]
-    return hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
+def lock_hashes(tasks: Iterable[Task], domain: Domain) -> dict[str, str]:
+    """uid -> SHA-256 (hex) over the task and everything of its domain that an agent reads."""
+    texts = [domain.policy, *([tool.name, tool.description, tool.input_schema] for tool in domain.tools)]
+    texts_json = json.dumps(texts, sort_keys=True)
+    return {
+        task.uid: hashlib.sha256(f"{content_hash(task)} {texts_json}".encode()).hexdigest() for task in tasks
+    }

@@ -1,0 +1,38 @@
+"""Who acts in an evaluation.
+
+A `Player` plays attempts and gives back one episode for each, in any order. The players of this package are
+agents that take one turn after the other (`play_turns`): `oracle`, `idle`, `scripted`. A player of a policy
+model runs many episodes together instead (`tbx_jax.player`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from tbx_envs.episode import Episode
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at a task, to be made.
+
+    Attributes:
+        uid: of the task.
+        attempt: number of the attempt at this task, from 0.
+        seed: of everything random in the episode: the user's wording, and what the policy draws.
+    """
+
+    uid: str
+    attempt: int
+    seed: int
+
+
+class Player(Protocol):
+    """Plays attempts."""
+
+    def play(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
+        """One episode for each attempt, in any order, void ones too: a fault of one attempt never stops the
+        others."""
+        ...

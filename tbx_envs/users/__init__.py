@@ -11,7 +11,7 @@ class User(Protocol):
     """Answers the agent; made anew for each episode."""
 
     def answer(self, transcript: Transcript) -> str:
-        """What the user says to the agent's last message; ends with `<DONE>` when the user ends the conversation.
+        """What the user says to the agent's last message; ends with `<DONE>` to end the conversation.
 
         Raises:
             UserFault: no answer could be made; the episode is void.

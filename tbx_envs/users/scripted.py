@@ -2,10 +2,10 @@
 
 To one message of the agent it answers, in this order:
 
-1. every topic that is asked for (`Domain.topics`): the fact, or "I don't know" when it has none; and every request
-   to confirm something in particular (`Domain.consents`): yes or no, as its context says;
-2. with none of these, when the agent asks whether there is anything else *and* has made a call that a tool answered
-   since the user last spoke: it ends the conversation;
+1. every topic that is asked for (`Domain.topics`): the fact, or "I don't know" when it has none; and every
+   request to confirm something in particular (`Domain.consents`): yes or no, as its context says;
+2. with none of these, when the agent asks whether there is anything else *and* has made a call that a tool
+   answered since the user last spoke: it ends the conversation;
 3. otherwise, any other request to confirm (`"default"` of `Domain.consents`): yes or no, as its context says;
 4. otherwise it says its request again.
 

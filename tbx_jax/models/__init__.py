@@ -37,7 +37,7 @@ class Model:
 
     config: ModelConfig
     vocabulary: int
-    graphdef: nnx.GraphDef
+    graphdef: nnx.GraphDef = dataclasses.field(hash=False)  # slow to hash, and a function of the other two
 
 
 def build(config: ModelConfig, vocabulary: int, key: jax.Array) -> tuple[Model, Params]:
@@ -95,10 +95,14 @@ def apply(
     decoder = nnx.merge(model.graphdef, params)
     if cache is None:
         if valid_bt is not None or attend_length is not None:
-            raise ShapeError("valid_bt and attend_length belong to a cache, and there is none; leave them out")
+            raise ShapeError(
+                "valid_bt and attend_length belong to a cache, and there is none; leave them out"
+            )
         return _full(decoder, model, tokens_bt, segments_bt, remat), None
     if segments_bt is not None:
-        raise ShapeError("segments_bt packs several sequences in a row, and a row of a cache is one; leave one out")
+        raise ShapeError(
+            "segments_bt packs several sequences in a row, and a row of a cache is one; leave one out"
+        )
     hidden_btd, fresh = with_cache(model, params, tokens_bt, cache, attend_length)
     if valid_bt is None:
         num_new_b = jnp.full(tokens_bt.shape[:1], tokens_bt.shape[1], jnp.int32)
@@ -117,14 +121,16 @@ def _full(
     """The pass without a cache."""
     b, t = tokens_bt.shape
     place_t = jnp.arange(t)
-    attends_btj = (place_t[None, :, None] >= place_t[None, None, :])
+    attends_btj = place_t[None, :, None] >= place_t[None, None, :]
     position_bt = place_t[None, :]
     if segments_bt is not None:
         attends_btj = attends_btj & (segments_bt[:, :, None] == segments_bt[:, None, :])
         starts_bt = jnp.pad(segments_bt[:, 1:] != segments_bt[:, :-1], ((0, 0), (1, 0)), constant_values=True)
         position_bt = position_bt - jax.lax.cummax(jnp.where(starts_bt, position_bt, 0), axis=1)
     recent_bm = jnp.full((b, model.config.token_shift), NO_TOKEN, tokens_bt.dtype)
-    hidden_btd, _ = decoder(tokens_bt, recent_bm, position_bt, attends_btj, segments_bt=segments_bt, remat=remat)
+    hidden_btd, _ = decoder(
+        tokens_bt, recent_bm, position_bt, attends_btj, segments_bt=segments_bt, remat=remat
+    )
     return hidden_btd
 
 
@@ -134,27 +140,43 @@ def with_cache(
     tokens_bt: Int[Array, "b t"],
     cache: Cache,
     attend_length: int | None,
+    slot_b: Int[Array, "b"] | None = None,
 ) -> tuple[Float[Array, "b t d"], Fresh]:
-    """Hidden states, keys and values of tokens that follow the rows of `cache`; the cache itself is only read."""
+    """Hidden states, keys and values of tokens that follow rows of `cache`; the cache itself is only read.
+
+    Args:
+        slot_b: the row of the cache that each row of tokens follows; None is every row in order.
+    """
     place_t = jnp.arange(tokens_bt.shape[1])
-    cached, attends_bs = readable(cache, attend_length)
+    length_b, recent_bm = cache.length_b, cache.recent_bm
+    if slot_b is not None:
+        length_b, recent_bm = length_b[slot_b], recent_bm[slot_b]
+    cached, attends_bs = readable(cache, attend_length, slot_b)
     return nnx.merge(model.graphdef, params)(
         tokens_bt,
-        cache.recent_bm,
-        cache.length_b[:, None] + place_t[None, :],
+        recent_bm,
+        length_b[:, None] + place_t[None, :],
         place_t[None, :, None] >= place_t[None, None, :],
         cached=cached,
         attends_bs=attends_bs,
     )
 
 
-def readable(cache: Cache, attend_length: int | None) -> tuple[Cached | None, Bool[Array, "b s"] | None]:
-    """The first `attend_length` positions of the cache (None: all), and where they hold tokens; None for 0."""
+def readable(
+    cache: Cache, attend_length: int | None, slot_b: Int[Array, "b"] | None = None
+) -> tuple[Cached | None, Bool[Array, "b s"] | None]:
+    """The first `attend_length` positions of rows of the cache, and where they hold tokens; None for length 0."""
     length = cache.capacity if attend_length is None else min(attend_length, cache.capacity)
     if length == 0:
         return None, None
-    cached = Cached(cache.keys_lbkhs[..., :length], cache.values_lbksh[..., :length, :])
-    return cached, jnp.arange(length)[None, :] < cache.length_b[:, None]
+    keys, values, length_b = (
+        cache.keys_lbkhs[..., :length],
+        cache.values_lbksh[..., :length, :],
+        cache.length_b,
+    )
+    if slot_b is not None:
+        keys, values, length_b = keys[:, slot_b], values[:, slot_b], length_b[slot_b]
+    return Cached(keys, values), jnp.arange(length)[None, :] < length_b[:, None]
 
 
 def unembed(model: Model, params: Params, hidden_btd: Float[Array, "*b d"]) -> Float[Array, "*b v"]:

@@ -46,12 +46,24 @@ class Cached:
     keys_lbkhs: Float[Array, "*l b k h s"]
     values_lbksh: Float[Array, "*l b k s h"]
 
+    def layers(self) -> tuple[Cached, ...]:
+        """The same, taken apart into layers."""
+        return tuple(
+            Cached(self.keys_lbkhs[layer], self.values_lbksh[layer]) for layer in range(len(self.keys_lbkhs))
+        )
+
 
 class Block(nnx.Module):
     """One layer. Built with all layers' parameters stacked, called with one layer's by `Decoder`'s scan."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        d, n, k, h, f = config.width, config.num_heads, config.num_kv_heads, config.head_width, config.mlp_width
+        d, n, k, h, f = (
+            config.width,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_width,
+            config.mlp_width,
+        )
         layers = config.num_layers
         # Projections back into the residual stream start smaller, so that its variance does not grow with depth.
         out_std = (2 * layers) ** -0.5
@@ -107,7 +119,9 @@ class Block(nnx.Module):
         y_btd = rms_norm(x_btd, self.mlp_norm[...], config.norm_eps)
         gate_btf = jnp.einsum("btd,df->btf", y_btd, self.gate[...].astype(dtype))
         up_btf = jnp.einsum("btd,df->btf", y_btd, self.up[...].astype(dtype))
-        return x_btd + jnp.einsum("btf,fd->btd", jax.nn.silu(gate_btf) * up_btf, self.down[...].astype(dtype)), fresh
+        return x_btd + jnp.einsum(
+            "btf,fd->btd", jax.nn.silu(gate_btf) * up_btf, self.down[...].astype(dtype)
+        ), fresh
 
 
 class Decoder(nnx.Module):
@@ -139,10 +153,9 @@ class Decoder(nnx.Module):
         segments_bt: Int[Array, "b t"] | None = None,
         fresh: Fresh | None = None,
         at: Int[Array, ""] | int = 0,
-        cached: Cached | None = None,
+        cached: Cached | tuple[Cached, ...] | None = None,
         attends_bs: Bool[Array, "b s"] | None = None,
         remat: bool = False,
-        unroll: bool = False,
     ) -> tuple[Float[Array, "b t d"], Fresh]:
         """Hidden states of `tokens_bt`, and their keys and values.
 
@@ -154,10 +167,10 @@ class Decoder(nnx.Module):
             segments_bt: packed sequences; token shift does not cross from one into the next.
             fresh: a buffer that already holds earlier fresh tokens; None when there are none but these.
             at: where in the buffer these tokens go.
-            cached: the part of the cache to read.
+            cached: the part of the cache to read. As a tuple of layers (`Cached.layers`) no layer is copied out of
+                the whole again in each step of a loop; the layers are then compiled one by one.
             attends_bs: True where a row's cache holds a token.
             remat: recompute a layer in the backward pass instead of keeping its activations.
-            unroll: compile all layers one after the other instead of a loop.
         """
         x_btd = self.embed(tokens_bt, recent_bm, segments_bt)
         rotary = rotary_angles(position_bt, self.config.head_width, self.config.rope_theta)
@@ -169,7 +182,15 @@ class Decoder(nnx.Module):
 
         if remat:
             layer = jax.checkpoint(layer, prevent_cse=False)
-        x_btd, fresh = jax.lax.scan(layer, x_btd, (parameters, fresh, cached), unroll=unroll)
+        if isinstance(cached, tuple):
+            news = []
+            for index, cached_layer in enumerate(cached):
+                parameters_layer, fresh_layer = jax.tree.map(lambda leaf: leaf[index], (parameters, fresh))  # noqa: B023
+                x_btd, new = layer(x_btd, (parameters_layer, fresh_layer, cached_layer))
+                news.append(new)
+            fresh = jax.tree.map(lambda *leaves: jnp.stack(leaves), *news)
+        else:
+            x_btd, fresh = jax.lax.scan(layer, x_btd, (parameters, fresh, cached))
         return rms_norm(x_btd, self.norm[...], self.config.norm_eps), fresh
 
     def embed(
@@ -198,7 +219,10 @@ class Decoder(nnx.Module):
         """Logits, in float32 whatever the compute type."""
         table = self.embedding if self.config.tie_embeddings else self.unembedding
         return jnp.einsum(
-            "...d,vd->...v", hidden_btd, table[...].astype(hidden_btd.dtype), preferred_element_type=jnp.float32
+            "...d,vd->...v",
+            hidden_btd,
+            table[...].astype(hidden_btd.dtype),
+            preferred_element_type=jnp.float32,
         )
 
 
@@ -237,24 +261,30 @@ def attention(
     """Softmax attention over cached and fresh tokens together, without joining their arrays.
 
     Both parts share one maximum and one denominator; softmax is in float32. Query head i reads key-value head
-    i // r, as in Qwen3.
+    i // r, as in Qwen3. All queries of a key-value head form one axis q: two free axes in one product make CPU code
+    several times slower.
     """
     b, t, n, h = query_btnh.shape
     k = fresh.keys_lbjkh.shape[-2]
-    query = (query_btnh * h**-0.5).reshape(b, t, k, n // k, h)
-    score_j = jnp.einsum("btkrh,bjkh->bkrtj", query, fresh.keys_lbjkh, preferred_element_type=jnp.float32)
-    score_j = jnp.where(attends_btj[:, None, None], score_j, _MASKED)
-    highest = jax.lax.stop_gradient(jnp.max(score_j, axis=-1, keepdims=True))
+    r = n // k
+    query_bkqh = (query_btnh * h**-0.5).transpose(0, 2, 1, 3).reshape(b, k, r * t, h)
+    score_bkqj = jnp.einsum(
+        "bkqh,bjkh->bkqj", query_bkqh, fresh.keys_lbjkh, preferred_element_type=jnp.float32
+    )
+    score_bkqj = jnp.where(jnp.tile(attends_btj, (1, r, 1))[:, None], score_bkqj, _MASKED)
+    highest_bkq1 = jax.lax.stop_gradient(jnp.max(score_bkqj, axis=-1, keepdims=True))
     if cached is not None:
-        score_s = jnp.einsum("btkrh,bkhs->bkrts", query, cached.keys_lbkhs, preferred_element_type=jnp.float32)
-        score_s = jnp.where(attends_bs[:, None, None, None], score_s, _MASKED)
-        highest = jnp.maximum(highest, jnp.max(score_s, axis=-1, keepdims=True))
-    weight_j = jnp.exp(score_j - highest)
-    total = jnp.sum(weight_j, axis=-1)
-    mixed = jnp.einsum("bkrtj,bjkh->bkrth", weight_j.astype(query.dtype), fresh.values_lbjkh)
+        score_bkqs = jnp.einsum(
+            "bkqh,bkhs->bkqs", query_bkqh, cached.keys_lbkhs, preferred_element_type=jnp.float32
+        )
+        score_bkqs = jnp.where(attends_bs[:, None, None], score_bkqs, _MASKED)
+        highest_bkq1 = jnp.maximum(highest_bkq1, jnp.max(score_bkqs, axis=-1, keepdims=True))
+    weight_bkqj = jnp.exp(score_bkqj - highest_bkq1)
+    total_bkq = jnp.sum(weight_bkqj, axis=-1)
+    mixed_bkqh = jnp.einsum("bkqj,bjkh->bkqh", weight_bkqj.astype(query_btnh.dtype), fresh.values_lbjkh)
     if cached is not None:
-        weight_s = jnp.exp(score_s - highest)
-        total = total + jnp.sum(weight_s, axis=-1)
-        mixed = mixed + jnp.einsum("bkrts,bksh->bkrth", weight_s.astype(query.dtype), cached.values_lbksh)
-    mixed = mixed / total[..., None].astype(mixed.dtype)
-    return mixed.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
+        weight_bkqs = jnp.exp(score_bkqs - highest_bkq1)
+        total_bkq = total_bkq + jnp.sum(weight_bkqs, axis=-1)
+        mixed_bkqh += jnp.einsum("bkqs,bksh->bkqh", weight_bkqs.astype(query_btnh.dtype), cached.values_lbksh)
+    mixed_bkqh = mixed_bkqh / total_bkq[..., None].astype(mixed_bkqh.dtype)
+    return mixed_bkqh.reshape(b, n, t, h).transpose(0, 2, 1, 3)

@@ -1,5 +1,7 @@
 """Batching: nothing is lost, nothing is added."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -66,7 +68,7 @@ def test_sequences_of_similar_length_share_a_micro_batch():
 def test_buckets_grow_by_a_half_at_most_and_end_with_the_longest():
     buckets = length_buckets(5000)
     assert buckets[-1] == 5000
-    assert all(b <= 1.5 * a for a, b in zip(buckets, buckets[1:], strict=False))
+    assert all(b <= 1.5 * a for a, b in itertools.pairwise(buckets))
 
 
 def test_a_trajectory_longer_than_the_last_bucket_is_an_error():

@@ -24,7 +24,8 @@ def random_batch(seed=0, b=5, t=7):
 
 def loss_by_loop(logp_bt, logp_behavior_bt, advantage_b, loss_mask_bt, *, clip_low, clip_high, dual_clip):
     total, trained, clipped = 0.0, 0, 0
-    for logps, behaviors, advantage, masks in zip(logp_bt, logp_behavior_bt, advantage_b, loss_mask_bt, strict=True):
+    rows = zip(logp_bt, logp_behavior_bt, advantage_b, loss_mask_bt, strict=True)
+    for logps, behaviors, advantage, masks in rows:
         advantage = float(advantage)
         for logp, behavior, is_trained in zip(logps, behaviors, masks, strict=True):
             if not is_trained:
@@ -52,7 +53,12 @@ def test_clipped_policy_loss_equals_a_loop_over_tokens(seed, dual_clip):
 def test_clipped_policy_loss_of_one_token_is_the_hand_worked_number():
     # ratio e^0.5 = 1.6487 is clipped to 1.28; advantage 2, so the loss is -2.56
     loss, metrics = clipped_policy_loss(
-        jnp.array([[-0.5]]), jnp.array([[-1.0]]), jnp.array([2.0]), jnp.array([[True]]), jnp.float32(1), **CLIPS
+        jnp.array([[-0.5]]),
+        jnp.array([[-1.0]]),
+        jnp.array([2.0]),
+        jnp.array([[True]]),
+        jnp.float32(1),
+        **CLIPS,
     )
     assert loss == pytest.approx(-2.56)
     assert metrics.ratio_max == pytest.approx(math.exp(0.5))
@@ -77,7 +83,9 @@ def test_loss_and_gradient_are_zero_when_nothing_is_trained():
     logp_bt, logp_behavior_bt, advantage_b, loss_mask_bt = random_batch()
     nothing = jnp.zeros_like(loss_mask_bt)
     (loss, metrics), gradient_bt = jax.value_and_grad(
-        lambda logp: clipped_policy_loss(logp, logp_behavior_bt, advantage_b, nothing, jnp.float32(0), **CLIPS),
+        lambda logp: clipped_policy_loss(
+            logp, logp_behavior_bt, advantage_b, nothing, jnp.float32(0), **CLIPS
+        ),
         has_aux=True,
     )(logp_bt)
     assert loss == 0.0
@@ -85,7 +93,7 @@ def test_loss_and_gradient_are_zero_when_nothing_is_trained():
     assert all(value == 0.0 for value in metrics)
 
 
-def test_micro_batches_of_1_and_999_tokens_add_up_to_the_mean_of_all_tokens():
+def test_micro_batches_of_1_and_999_tokens_add_up_to_the_global_mean():
     generator = np.random.default_rng(3)
     logp_bt = jnp.asarray(generator.normal(-1, 1, (2, 999)), jnp.float32)
     behavior_bt = jnp.asarray(generator.normal(-1, 1, (2, 999)), jnp.float32)

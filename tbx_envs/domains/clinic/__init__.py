@@ -34,20 +34,23 @@ TOPICS = {
         ("The {value} open slot.", "The {value} one, please."),
     ),
     "specialty": Topic(r"(which|what) (kind of )?specialt", ("It is {value}.", "For {value}.")),
-    "drug": Topic(r"(which|what|name of the) (drug|medicine|medication|prescription)", ("{value}.", "It is {value}.")),
+    "drug": Topic(
+        r"(which|what|name of the) (drug|medicine|medication|prescription)", ("{value}.", "It is {value}.")
+    ),
     "fee": Topic(r"(which|what) (fee|charge)", ("The {value} fee.", "It is the {value} fee.")),
     "recipient": Topic(
-        r"(which|what|who is the) recipient|(where|to whom|who) (should|shall|do|would) (I|we|you).{0,20}(send|sent)",
+        r"(which|what|who is the) recipient|(where|to whom|who) (should|shall|do) (I|we|you).{0,20}\bsen[dt]",
         ("To {value}.", "{value}, please."),
     ),
     "new_phone": Topic(r"new (phone|number)", ("The new number is {value}.", "{value}.")),
 }
 
 CONSENTS = {
-    "late_fee": r"(\bfee\b|\bcosts?\b|\bcharged?\b|\$\d).*\b(agree|accept|okay|ok|consent|confirm|proceed|continue"
-    r"|go ahead|still|want|fine|happy|willing)\b|\b(agree|accept|consent|okay|ok|fine)\b.*(\bfee\b|\$\d)",
-    "default": r"\b(do you (agree|confirm|want|wish)|shall I|should I|can you confirm|is that (right|ok|okay|correct)"
-    r"|would you like)\b",
+    "late_fee": r"(\bfee\b|\bcosts?\b|\bcharged?\b|\$\d).*\b(agree|accept|okay|ok|consent|confirm|proceed"
+    r"|continue|go ahead|still|want|fine|happy|willing)\b"
+    r"|\b(agree|accept|consent|okay|ok|fine)\b.*(\bfee\b|\$\d)",
+    "default": r"\b(do you (agree|confirm|want|wish)|shall I|should I|can you confirm|would you like"
+    r"|is that (right|ok|okay|correct))\b",
 }
 
 DOMAIN = Domain(

@@ -1,8 +1,8 @@
 """The clinic's task families.
 
-A caller asks for one thing or two. Each thing is a `Request`: planted into the scene by a `plant_*` function, which
-knows the policy and so knows the right calls. A family is a tuple of those functions; `build` adds who calls, how
-pressing they sound, and the identity checks that the requests need.
+A caller asks for one thing or two. Each thing is a `Request`: planted into the scene by a `plant_*` function,
+which knows the policy and so knows the right calls. A family is a tuple of those functions; `build` adds who
+calls, how pressing they sound, and the identity checks that the requests need.
 """
 
 from __future__ import annotations
@@ -32,20 +32,23 @@ from tbx_envs.task import ExpectedCall, Task, UserContext
 VERSION = 1
 SEED = 20310303
 
-# How pressing the caller sounds: the words that follow the request, how much more often than usual the scripted
-# agent then breaks a rule, and how often callers sound so when they ask for one thing and for two. A caller with
-# two requests gives more occasions to slip, and so is patient more often: families should be about equally hard.
+# How pressing the caller sounds: how much more often than usual the scripted agent then breaks a rule, and
+# the words that follow the request. Then, how often callers sound so who ask for one thing and for two: two
+# requests give more occasions to slip, so those callers are more often patient: families are about as hard.
 TONES: Mapping[str, tuple[float, tuple[str, ...]]] = {
     "calm": (0.05, ("No rush.", "Take your time.")),
-    "neutral": (0.5, ("", "Thank you.")),
-    "hurried": (1.1, ("Please hurry.", "I am in a hurry.")),
+    "neutral": (0.6, ("", "Thank you.")),
+    "hurried": (1.2, ("Please hurry.", "I am in a hurry.")),
     "pressing": (2.2, ("I have no time for questions!", "Just do it, now!")),
 }
 TONES_OF_ONE = {"calm": 0.17, "neutral": 0.38, "hurried": 0.28, "pressing": 0.17}
 TONES_OF_TWO = {"calm": 0.24, "neutral": 0.46, "hurried": 0.22, "pressing": 0.08}
 
 GREETINGS = ("Hi, {name} here.", "Hello, this is {name}.")
-GREETINGS_FOR_ANOTHER = ("Hi, I am calling for my friend, {name}.", "Hello, I am calling for my spouse, {name}.")
+GREETINGS_FOR_ANOTHER = (
+    "Hi, I am calling for my friend, {name}.",
+    "Hello, I am calling for my spouse, {name}.",
+)
 PHRASES = ("Please {wish}.", "Could you {wish}?")
 
 
@@ -91,11 +94,11 @@ def call(tool: str, **arguments: Any) -> ExpectedCall:
     return ExpectedCall(tool, arguments)
 
 
-# --- Requests ---------------------------------------------------------------------------------------------------
+# --- Requests -----------------------------------------------------------------------------------------------
 
 
 def _visits(scene: Scene, caller: Caller, *, late: bool, moves: int) -> tuple[Row, Row]:
-    """The visit that the request is about and its clinician; often the patient has another visit elsewhere."""
+    """The visit that the request is about and its clinician; often there is another visit elsewhere."""
     clinician, elsewhere = scene.rng.sample(scene.tables["clinicians"], 2)
     visit = scene.visit(caller.patient, clinician, TOMORROW if late else LATER, moves)
     if chance(scene.rng, 0.6):
@@ -156,7 +159,9 @@ def _wanted_slot(scene: Scene, clinician: Row) -> tuple[str, Row]:
 
 
 def plant_book(scene: Scene, caller: Caller) -> Request:
-    case = draw(scene.rng, {"referral": 0.42, "no referral needed": 0.15, "expired": 0.2, "no referral": 0.23})
+    case = draw(
+        scene.rng, {"referral": 0.42, "no referral needed": 0.15, "expired": 0.2, "no referral": 0.23}
+    )
     family_doctor, *specialists = scene.tables["clinicians"]
     clinician = family_doctor if case == "no referral needed" else scene.rng.choice(specialists)
     if case in ("referral", "expired"):
@@ -261,7 +266,7 @@ def plant_phone(scene: Scene, caller: Caller) -> Request:
 # What needs a second fact, beside the birth date, to be sure who calls.
 NEEDS_PHONE = frozenset({"release", "phone"})
 
-# --- Tasks ------------------------------------------------------------------------------------------------------
+# --- Tasks --------------------------------------------------------------------------------------------------
 
 
 def build(family: str, plants: tuple[Plant, ...], number: int, split: str) -> Task:
@@ -321,7 +326,11 @@ def _user(scene: Scene, caller: Caller, requests: tuple[Request, ...], wish: str
     digits = caller.patient["phone"][-4:]
     if not caller.knows_phone:
         digits = f"{(int(digits) + scene.rng.randrange(1, 10_000)) % 10_000:04d}"
-    facts = {"name": caller.patient["name"], "birth_date": caller.patient["birth_date"], "phone_digits": digits}
+    facts = {
+        "name": caller.patient["name"],
+        "birth_date": caller.patient["birth_date"],
+        "phone_digits": digits,
+    }
     for request in requests:
         facts |= {topic: value for topic, value in request.said.items() if topic != "request"}
     if "fee" in facts:
@@ -367,6 +376,13 @@ FAMILIES = {
         _family("release_records", "Send records to somebody, with signed consent.", 90, 14, plant_release),
         _family("move_and_update", "Move a visit and change the phone.", 90, 14, plant_move, plant_phone),
         _family("waive_fee", "Waive a fee, if the manager approved it.", 0, 21, plant_waive),
-        _family("cancel_and_refill", "Cancel a visit and refill a prescription.", 0, 21, plant_cancel, plant_refill),
+        _family(
+            "cancel_and_refill",
+            "Cancel a visit and refill a prescription.",
+            0,
+            21,
+            plant_cancel,
+            plant_refill,
+        ),
     )
 }

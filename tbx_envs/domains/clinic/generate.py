@@ -1,7 +1,7 @@
 """Worlds of the clinic: small, complete, and a function of a generator alone.
 
-`Scene` holds the rows while a world is made. `furnish` puts in what every world has (patients, clinicians, open
-slots, other people's records); a family then plants what its task is about and calls `Scene.rows`.
+`Scene` holds the rows while a world is made. `furnish` puts in what every world has (patients, clinicians,
+open slots, other people's records); a family then plants what its task is about and calls `Scene.rows`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Scene:
     def rows(self) -> dict[str, tuple[Row, ...]]:
         """The world; within a table in the order of the ids, so that the order tells nothing."""
         return {
-            table: tuple(sorted(rows, key=lambda row: tuple(row.values())[:2])) for table, rows in self.tables.items()
+            table: tuple(sorted(rows, key=lambda row: tuple(row.values())[:2]))
+            for table, rows in self.tables.items()
         }
 
     def add(self, table: str, **columns: Any) -> Row:
@@ -164,7 +165,7 @@ def phone_number(rng: random.Random) -> str:
 
 
 def furnish(scene: Scene) -> Row:
-    """Put in what every world has; returns the patient whom the task will be about, who has no records yet."""
+    """Put in what every world has; returns the patient whom the task is about, who has no records yet."""
     rng = scene.rng
     for fee, cents in FEE_CENTS.items():
         scene.add("fees", fee=fee, amount_cents=cents)

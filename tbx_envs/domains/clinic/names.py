@@ -23,7 +23,8 @@ CLINICIANS = (
 
 # A clinician of the first one is in every world; it alone takes patients without a referral.
 SPECIALTIES = (
-    "family medicine", "allergy", "cardiology", "dermatology", "neurology", "orthopedics", "podiatry", "urology",
+    "family medicine", "allergy", "cardiology", "dermatology",
+    "neurology", "orthopedics", "podiatry", "urology",
 )  # fmt: skip
 
 DRUGS = (

@@ -1,7 +1,7 @@
 """Near misses of a clinic task: the right calls with one fault each. All of them must fail the check.
 
-Arguments are replaced by others that the tool accepts as well, where the world has any: the fault is in what the
-agent decided, not in a call that bounces.
+Arguments are replaced by others that the tool accepts as well, where the world has any: the fault is in what
+the agent decided, not in a call that bounces.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ _FEES = {tool.name: tool.input_schema for tool in TOOLS}["charge_fee"]["properti
 
 
 def near_misses(task: Task) -> dict[str, tuple[ExpectedCall, ...]]:
-    """Label -> calls: each mutating call left out, each of its arguments wrong, one call too many, and, where the
-    request must be refused, doing it all the same."""
+    """Label -> calls: each mutating call left out, each of its arguments wrong, one call too many; and where
+    a request must be refused, doing it all the same.
+    """
     calls = task.expected_calls
     variants: dict[str, tuple[ExpectedCall, ...]] = {}
     for index, expected in enumerate(calls):
@@ -47,7 +48,7 @@ def _wrong_arguments(task: Task, expected: ExpectedCall) -> Iterator[tuple[str, 
 
 
 def _alternatives(task: Task, tool: str, argument: str, value: Any) -> Iterator[Mapping[str, Any]]:
-    """At most one set of arguments that makes this one wrong (and others with it where the tool would refuse)."""
+    """Arguments that make this one wrong, and others with it where the tool would refuse otherwise."""
     world = task.world
     match argument:
         case "patient_id":
@@ -59,7 +60,9 @@ def _alternatives(task: Task, tool: str, argument: str, value: Any) -> Iterator[
             }
             yield {"patient_id": other["patient_id"], **stated.get(tool, {})}
         case "birth_date":
-            yield {"birth_date": (datetime.date.fromisoformat(value) + datetime.timedelta(days=1)).isoformat()}
+            yield {
+                "birth_date": (datetime.date.fromisoformat(value) + datetime.timedelta(days=1)).isoformat()
+            }
         case "last_four":
             yield {"last_four": f"{(int(value) + 1) % 10_000:04d}"}
         case "phone":
@@ -78,7 +81,9 @@ def _alternatives(task: Task, tool: str, argument: str, value: Any) -> Iterator[
         case "fee":
             yield {"fee": _FEES[(_FEES.index(value) + 1) % len(_FEES)]}
         case _:
-            raise AssertionError(f"no near miss is known for argument {argument} of {tool}; add one to _alternatives")
+            raise AssertionError(
+                f"no near miss is known for argument {argument} of {tool}; add one to _alternatives"
+            )
 
 
 def _other_visit(task: Task, visit_id: str) -> Iterator[Mapping[str, Any]]:

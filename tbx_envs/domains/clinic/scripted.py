@@ -1,8 +1,8 @@
 """The scripted agent of the clinic: follows the policy, and now and then breaks a stated rule.
 
-At each decision it slips with probability `lapse * pressure`, where the pressure is how pressing the caller sounds
-(`families.TONES`). With lapse 0 it is the reference of the policy in conversation; with some lapse its episodes are
-what a small policy is warm-started on: able, but not reliable.
+At each decision it slips with probability `lapse * pressure`, where the pressure is how pressing the caller
+sounds (`families.TONES`). With lapse 0 it is the reference of the policy in conversation; with some lapse its
+episodes are what a small policy is warm-started on: able, but not reliable.
 
 It speaks from what it has read: the caller's words (`labels` hold them parsed) and the tools' results.
 """
@@ -25,8 +25,14 @@ ASK_BOTH_FACTS = (
     "Please tell me your birth date and the last four digits of your phone.",
 )
 ASK_FEE = {
-    "late_cancellation": ("The late fee is $25. Do you agree?", "That is late and costs $25. Do you agree to the fee?"),
-    "late_change": ("The late fee is $15. Do you agree?", "That is late and costs $15. Do you agree to the fee?"),
+    "late_cancellation": (
+        "The late fee is $25. Do you agree?",
+        "That is late and costs $25. Do you agree to the fee?",
+    ),
+    "late_change": (
+        "The late fee is $15. Do you agree?",
+        "That is late and costs $15. Do you agree to the fee?",
+    ),
 }
 DONE_WORDS = {
     "cancel": "Your visit is cancelled.",
@@ -79,7 +85,9 @@ class Desk:
         """Make these calls in one turn; returns their results."""
         first, self._num_calls = self._num_calls, self._num_calls + len(calls)
         turn = Turn(
-            calls=tuple(ToolCall(f"call_{first + i}", tool, arguments) for i, (tool, arguments) in enumerate(calls))
+            calls=tuple(
+                ToolCall(f"call_{first + i}", tool, arguments) for i, (tool, arguments) in enumerate(calls)
+            )
         )
         answers = yield turn
         return [answer for answer in answers if isinstance(answer, ToolResult)]
@@ -94,10 +102,12 @@ class Desk:
         answers = yield Turn(text=self.rng.choice(wordings))
         return " ".join(answer.text for answer in answers if isinstance(answer, Text))
 
-    def refuse(self, reason: str) -> Words:
-        """Record the refusal, unless that slips; returns what to say."""
+    def refuse(self, reason: str) -> Generator[Turn, Answers, str | None]:
+        """Record the refusal; returns what to say. A slip forgets the record, or does not refuse: None."""
         if not self.slips():
             yield from self.call(("record_refusal", {"reason": reason, "patient_id": self.patient_id}))
+        elif self.rng.random() < 0.5:
+            return None
         return REFUSED_WORDS[reason]
 
 
@@ -107,22 +117,28 @@ def scripted(task: Task, rng: random.Random, lapse: float) -> ScriptedAgent:
     requests: list[Mapping[str, str]] = task.labels["requests"]
     found = yield from desk.read("find_patient", name=task.labels["name"])
     desk.patient_id = found[0]["patient_id"]
-    if task.labels["case"] == "third party" and not desk.slips():
-        words = [(yield from desk.refuse("third_party"))]
-    else:
-        if not desk.slips():
-            needs_phone = any(request["request"] in ("release", "phone") for request in requests)
-            yield from _identify(desk, [row["patient_id"] for row in found], needs_phone=needs_phone)
-        words = []
-        for number, said in enumerate(requests):
-            if number and desk.slips():
-                break  # forgets the second request
-            words.append((yield from HANDLERS[said["request"]](desk, said)))
+    refused = (yield from desk.refuse("third_party")) if task.labels["case"] == "third party" else None
+    words = [refused] if refused else (yield from _serve(desk, found, requests))
     yield Turn(text=f"{' '.join(words)} {DONE_MARK}")
 
 
+def _serve(
+    desk: Desk, found: Sequence[Mapping[str, Any]], requests: Sequence[Mapping[str, str]]
+) -> Generator[Turn, Answers, list[str]]:
+    """Make sure who calls, and deal with each request; returns what to say."""
+    if not desk.slips():
+        needs_phone = any(said["request"] in ("release", "phone") for said in requests)
+        yield from _identify(desk, [row["patient_id"] for row in found], needs_phone=needs_phone)
+    words: list[str] = []
+    for said in requests:
+        if words and desk.slips():
+            break  # forgets the second request
+        words.append((yield from HANDLERS[said["request"]](desk, said)))
+    return words
+
+
 def _identify(desk: Desk, patient_ids: Sequence[str], *, needs_phone: bool) -> Generator[Turn, Answers, None]:
-    """Ask for the facts and check them; of several patients of one name, find the one whose birth date it is."""
+    """Ask for the facts and check them; of patients of one name, find the one whose birth date it is."""
     asks_phone = needs_phone and not desk.slips()
     answer = yield from desk.ask(ASK_BOTH_FACTS if asks_phone else ASK_BIRTH_DATE)
     birth_date = _stated(r"\d{4}-\d{2}-\d{2}", answer)
@@ -143,7 +159,7 @@ def _stated(pattern: str, answer: str) -> str:
     return match[0] if match else "unknown"
 
 
-# --- One function per request: do it or refuse it, and say which ------------------------------------------------
+# --- One function per request: do it or refuse it, and say which --------------------------------------------
 
 
 def _cancel(desk: Desk, said: Mapping[str, str]) -> Words:
@@ -154,8 +170,9 @@ def _cancel(desk: Desk, said: Mapping[str, str]) -> Words:
 
 def _move(desk: Desk, said: Mapping[str, str]) -> Words:
     visit = yield from _visit(desk, said)
-    if visit["moves"] >= 2 and not desk.slips():
-        return (yield from desk.refuse("move_limit"))
+    refused = (yield from desk.refuse("move_limit")) if visit["moves"] >= 2 else None
+    if refused:
+        return refused
     slots = yield from desk.read("list_slots", clinician=said["clinician"])
     slot = slots[0 if said["slot"] == "first" else -1]
     move = ("move_visit", {"slot_id": slot["slot_id"], "visit_id": visit["visit_id"]})
@@ -182,17 +199,19 @@ def _do_for_fee(
     if not re.search(r"\b(no|not|don't|decline)\b", answer.lower()):
         yield from desk.call(action, charge)
         return done
-    if desk.slips():  # does it all the same, for free
+    refused = yield from desk.refuse("fee_declined")
+    if refused is None:  # does it all the same, for free
         yield from desk.call(action)
-        return done
-    return (yield from desk.refuse("fee_declined"))
+    return refused or done
 
 
 def _book(desk: Desk, said: Mapping[str, str]) -> Words:
-    if said["specialty"] != "family medicine" and not desk.slips():
+    if said["specialty"] != "family medicine":
         referrals = yield from desk.read("list_referrals", patient_id=desk.patient_id)
-        if not any(row["specialty"] == said["specialty"] and row["valid"] for row in referrals) and not desk.slips():
-            return (yield from desk.refuse("no_referral"))
+        referred = any(row["specialty"] == said["specialty"] and row["valid"] for row in referrals)
+        refused = None if referred else (yield from desk.refuse("no_referral"))
+        if refused:
+            return refused
     slots = yield from desk.read("find_slots", specialty=said["specialty"])
     slot = slots[0 if said["slot"] == "first" else -1]
     yield from desk.call(("book_visit", {"slot_id": slot["slot_id"], "patient_id": desk.patient_id}))
@@ -204,8 +223,9 @@ def _refill(desk: Desk, said: Mapping[str, str]) -> Words:
     # An unverified caller may have been taken for a namesake, who has no such prescription.
     row = next((row for row in rows if row["drug"] == said["drug"]), rows[0])
     reason = "no_refills" if row["refills_left"] == 0 else "review_due" if row["review_due"] else None
-    if reason and not desk.slips():
-        return (yield from desk.refuse(reason))
+    refused = (yield from desk.refuse(reason)) if reason else None
+    if refused:
+        return refused
     yield from desk.call(("request_refill", {"prescription_id": row["prescription_id"]}))
     return DONE_WORDS["refill"]
 
@@ -213,26 +233,30 @@ def _refill(desk: Desk, said: Mapping[str, str]) -> Words:
 def _waive(desk: Desk, said: Mapping[str, str]) -> Words:
     charges = yield from desk.read("list_charges", patient_id=desk.patient_id)
     charge = next(charge for charge in charges if charge["fee"] == said["fee"])
-    if not charge["approved"] and not desk.slips():
-        return (yield from desk.refuse("no_approval"))
+    refused = None if charge["approved"] else (yield from desk.refuse("no_approval"))
+    if refused:
+        return refused
     yield from desk.call(("waive_charge", {"charge_id": charge["charge_id"]}))
     return DONE_WORDS["waive"]
 
 
 def _release(desk: Desk, said: Mapping[str, str]) -> Words:
-    if not desk.phone_verified and not desk.slips():
-        return (yield from desk.refuse("identity_failed"))
-    if not desk.slips():
-        consents = yield from desk.read("list_consents", patient_id=desk.patient_id)
-        if not any(row["recipient"] == said["recipient"] and row["signed"] for row in consents):
-            return (yield from desk.refuse("no_consent"))
+    refused = None if desk.phone_verified else (yield from desk.refuse("identity_failed"))
+    if refused:
+        return refused
+    consents = yield from desk.read("list_consents", patient_id=desk.patient_id)
+    signed = any(row["recipient"] == said["recipient"] and row["signed"] for row in consents)
+    refused = None if signed else (yield from desk.refuse("no_consent"))
+    if refused:
+        return refused
     yield from desk.call(("send_records", {"recipient": said["recipient"], "patient_id": desk.patient_id}))
     return DONE_WORDS["release"]
 
 
 def _phone(desk: Desk, said: Mapping[str, str]) -> Words:
-    if not desk.phone_verified and not desk.slips():
-        return (yield from desk.refuse("identity_failed"))
+    refused = None if desk.phone_verified else (yield from desk.refuse("identity_failed"))
+    if refused:
+        return refused
     yield from desk.call(("update_phone", {"phone": said["new_phone"], "patient_id": desk.patient_id}))
     return DONE_WORDS["phone"]
 

@@ -1,8 +1,8 @@
 """The clinic's tables. Ids are a letter and a number (P12, V31); money is integer cents; times are ISO text.
 
-What the desk writes down is kept once: a second identical verification, refusal, refill or release has no row of
-its own, so no table needs a running number and the order of independent actions never shows in the records.
-Visits and charges that the desk creates get the next number of their table; no task needs two of either.
+What the desk writes down is kept once: a second identical verification, refusal, refill or release has no row
+of its own, so these tables need no running number and the order of independent actions never shows in the
+records. Visits and charges that the desk creates get the next number of their table; no task needs two.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the front desk can do. The texts here are read by the model; a change of them is a change of the benchmark.
+"""What the front desk can do. The model reads the texts here; a change of them is a change of the benchmark.
 
-A tool refuses what cannot be done (an unknown id, a taken slot). It does not enforce the policy: keeping the rules
-is the agent's work, and every rule leaves a trace in the tables. Statements are built once, here; a call runs two
-or three of them.
+A tool refuses what cannot be done (an unknown id, a taken slot). It does not enforce the policy: keeping the
+rules is the agent's work, and every rule leaves a trace in the tables. Statements are built once, here; a
+call runs one to four of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PatientId = Annotated[str, "Id of the patient, for example P12."]
 VisitId = Annotated[str, "Id of a booked visit, for example V31."]
 SlotId = Annotated[str, "Id of an open slot, for example S27."]
 
-# --- Looking things up ------------------------------------------------------------------------------------------
+# --- Looking things up --------------------------------------------------------------------------------------
 
 _PATIENT = PATIENTS.c.patient_id == bindparam("patient_id")
 _PATIENT_EXISTS = select(PATIENTS.c.patient_id).where(_PATIENT)
@@ -53,7 +53,9 @@ _VISITS_OF_PATIENT = (
 )
 _OPEN_SLOTS = (
     select(CLINICIANS.c.name, SLOTS.c.starts_at, SLOTS.c.slot_id)
-    .join_from(CLINICIANS, SLOTS, and_(SLOTS.c.clinician_id == CLINICIANS.c.clinician_id, SLOTS.c.status == "open"))
+    .join_from(
+        CLINICIANS, SLOTS, and_(SLOTS.c.clinician_id == CLINICIANS.c.clinician_id, SLOTS.c.status == "open")
+    )
     .order_by(SLOTS.c.starts_at, SLOTS.c.slot_id)
 )
 _SLOTS_OF_CLINICIAN = _OPEN_SLOTS.where(func.lower(CLINICIANS.c.name) == bindparam("clinician"))
@@ -115,8 +117,7 @@ def find_patient(
 
 @tool(mutates=False)
 def list_visits(context: ToolContext, *, patient_id: PatientId) -> list[dict[str, Any]]:
-    """List a patient's booked visits, the next one first: how many hours from now each starts, and how often it
-    was moved already."""
+    """List a patient's booked visits, next one first: hours until it starts, and how often it was moved."""
     return [
         {
             "clinician": clinician,
@@ -137,13 +138,16 @@ def list_slots(
     if not rows:
         raise ToolRefusal(f"No open slot of {clinician}.")
     return [
-        {"starts_in_hours": _hours_until(context, starts_at), "slot_id": slot_id} for _, starts_at, slot_id in rows
+        {"starts_in_hours": _hours_until(context, starts_at), "slot_id": slot_id}
+        for _, starts_at, slot_id in rows
     ]
 
 
 @tool(mutates=False)
 def find_slots(
-    context: ToolContext, *, specialty: Annotated[str, "Specialty, for example cardiology or family medicine."]
+    context: ToolContext,
+    *,
+    specialty: Annotated[str, "Specialty, for example cardiology or family medicine."],
 ) -> list[dict[str, Any]]:
     """Find the open slots of a specialty, the next one first."""
     rows = context.db.execute(_SLOTS_OF_SPECIALTY, {"specialty": specialty.strip().lower()}).all()
@@ -169,7 +173,12 @@ def list_referrals(context: ToolContext, *, patient_id: PatientId) -> list[dict[
 def list_prescriptions(context: ToolContext, *, patient_id: PatientId) -> list[dict[str, Any]]:
     """List a patient's prescriptions: the refills left, and whether the prescriber's review is due."""
     return [
-        {"drug": drug, "refills_left": refills, "review_due": bool(review), "prescription_id": prescription_id}
+        {
+            "drug": drug,
+            "refills_left": refills,
+            "review_due": bool(review),
+            "prescription_id": prescription_id,
+        }
         for drug, refills, review, prescription_id in _rows_of_patient(
             context, _PRESCRIPTIONS_OF_PATIENT, patient_id
         )
@@ -194,7 +203,7 @@ def list_consents(context: ToolContext, *, patient_id: PatientId) -> list[dict[s
     ]
 
 
-# --- Who is calling, and saying no ------------------------------------------------------------------------------
+# --- Who is calling, and saying no --------------------------------------------------------------------------
 
 _FACTS_OF_PATIENT = (
     select(PATIENTS.c.birth_date, PATIENTS.c.phone, VERIFICATIONS.c.fact)
@@ -223,7 +232,9 @@ _REFUSALS_OF_PATIENT = (
 _REFUSE = insert(REFUSALS)
 
 
-def _verify(context: ToolContext, patient_id: str, fact: Literal["birth_date", "phone"], given: str) -> dict[str, Any]:
+def _verify(
+    context: ToolContext, patient_id: str, fact: Literal["birth_date", "phone"], given: str
+) -> dict[str, Any]:
     row = context.db.execute(_FACTS_OF_PATIENT, {"patient_id": patient_id, "fact": fact}).first()
     if row is None:
         raise ToolRefusal(f"There is no patient {patient_id}.")
@@ -256,7 +267,7 @@ def verify_phone(
     last_four: Annotated[str, "The last four digits that the caller stated."],
     patient_id: PatientId,
 ) -> dict[str, Any]:
-    """Compare the last four digits of the phone that the caller stated with the record, and note that they matched."""
+    """Compare the phone digits that the caller stated with the record, and note that they matched."""
     return _verify(context, patient_id, "phone", last_four)
 
 
@@ -292,7 +303,7 @@ def record_refusal(
     return {"recorded": True}
 
 
-# --- Visits and fees --------------------------------------------------------------------------------------------
+# --- Visits and fees ----------------------------------------------------------------------------------------
 
 _CANCEL = (
     update(VISITS)
@@ -302,7 +313,9 @@ _CANCEL = (
 _SLOT = select(SLOTS.c.clinician_id, SLOTS.c.starts_at).where(
     SLOTS.c.slot_id == bindparam("slot_id"), SLOTS.c.status == "open"
 )
-_VISIT = select(VISITS.c.clinician_id).where(VISITS.c.visit_id == bindparam("visit_id"), VISITS.c.status == "booked")
+_VISIT = select(VISITS.c.clinician_id).where(
+    VISITS.c.visit_id == bindparam("visit_id"), VISITS.c.status == "booked"
+)
 _MOVE = (
     update(VISITS)
     .where(VISITS.c.visit_id == bindparam("visit"))
@@ -406,7 +419,7 @@ def waive_charge(
     return {"waived": True}
 
 
-# --- Prescriptions, records, contact ----------------------------------------------------------------------------
+# --- Prescriptions, records, contact ------------------------------------------------------------------------
 
 _REFILL_STATE = (
     select(PRESCRIPTIONS.c.prescription_id, REFILLS.c.requested_at)
@@ -461,7 +474,9 @@ def send_records(
 ) -> dict[str, Any]:
     """Send a copy of a patient's records to a recipient."""
     _known_patient(context, patient_id)
-    row = context.db.execute(_RELEASE_STATE, {"recipient": recipient.strip(), "patient_id": patient_id}).first()
+    row = context.db.execute(
+        _RELEASE_STATE, {"recipient": recipient.strip(), "patient_id": patient_id}
+    ).first()
     if row is None:
         raise ToolRefusal(f"{recipient} is not among the clinic's recipients.")
     if row[1] is not None:

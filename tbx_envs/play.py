@@ -1,0 +1,102 @@
+"""A person as agent, line by line in a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from tbx_envs.env import ToolEnv
+from tbx_envs.messages import DONE_MARK, ToolCall, Turn
+from tbx_envs.rendering import transcript_text
+
+HELP = """\
+  any words             are said to the user
+  /TOOL {"key": ...}    calls a tool, for example /find_patient {"name": "..."}
+  /tools                lists the tools and their arguments
+  /policy               shows the rules you must follow
+  /done [words]         says the last words and ends the conversation
+  /quit                 leaves without an end"""
+
+
+def play(env: ToolEnv, seed: int, read: Callable[[], str], write: Callable[[str], None]) -> bool | None:
+    """One episode of `env` with a person as the policy.
+
+    Args:
+        read: gives the next line; raises EOFError when there is none.
+        write: shows a text.
+
+    Returns:
+        Whether the check passed; None when the person left before the end.
+
+    Raises:
+        EnvironmentFault: something of ours broke.
+    """
+    env.reset(seed=seed)
+    write(f"Task {env.task.uid}. You are the agent; /help shows what you can type.\n")
+    shown = 1  # the policy is long: /policy shows it
+    while True:
+        write(transcript_text(env.transcript[shown:]))
+        shown = len(env.transcript)
+        try:
+            line = read().strip()
+        except EOFError:
+            return None
+        if line == "/quit":
+            return None
+        turn = _turn(env, line, write)
+        if turn is None:
+            continue
+        shown += 1  # what the person typed is on the screen already
+        _, _, terminated, truncated, info = env.step(turn)
+        if terminated or truncated:
+            write(transcript_text(env.transcript[shown:]))
+            write("\n".join([f"ended: {info['finish_reason']}", *_verdict(info["check"])]))
+            return bool(info["check"]["passed"])
+
+
+def _verdict(check: dict[str, object]) -> list[str]:
+    if check["passed"]:
+        return ["passed: the records are as they should be"]
+    differences = check["differences"]
+    assert isinstance(differences, list)
+    return ["failed:", *(f"  {line}" for line in differences)]
+
+
+def _turn(env: ToolEnv, line: str, write: Callable[[str], None]) -> Turn | None:
+    """The turn that a line means; None when it was a question to the terminal, which is answered."""
+    if not line.startswith("/"):
+        return Turn(text=line) if line else None
+    command, _, rest = line[1:].partition(" ")
+    names = [tool["function"]["name"] for tool in env.tools]
+    match command:
+        case "done":
+            return Turn(text=f"{rest} {DONE_MARK}".strip())
+        case "policy":
+            write(env.domain.policy)
+        case "tools":
+            write("\n".join(_signature(tool["function"]) for tool in env.tools))
+        case _ if command in names:
+            return _call(command, rest, write)
+        case _:
+            write(HELP if command == "help" else f"'/{command}' is neither a command nor a tool.\n{HELP}")
+    return None
+
+
+def _call(name: str, text: str, write: Callable[[str], None]) -> Turn | None:
+    try:
+        arguments = json.loads(text or "{}")
+    except json.JSONDecodeError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        write(f'Arguments are one JSON object, such as /{name} {{"key": "value"}}.')
+        return None
+    return Turn(calls=(ToolCall("", name, arguments),))
+
+
+def _signature(function: dict[str, object]) -> str:
+    parameters = function["parameters"]
+    assert isinstance(parameters, dict)
+    required = parameters.get("required", [])
+    shown = ", ".join(name if name in required else f"{name}?" for name in parameters.get("properties", {}))
+    first_line = str(function["description"]).partition("\n")[0]
+    return f"  /{function['name']} {{{shown}}}\n      {first_line}"

@@ -1,0 +1,82 @@
+"""Where a run came from: its command, its configuration, the commit and the versions it ran with."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tbx_envs.campaign_files import write_json
+from tbx_envs.version import __version__
+
+# What could change a number; each is named only where it is installed.
+LIBRARIES = (
+    *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy", "transformers", "tokenizers"),
+    *("gymnasium", "sqlalchemy", "mcp", "jsonschema", "pydantic", "hydra-core", "jinja2"),
+)
+
+
+def write_provenance(folder: Path | str, config: Mapping[str, Any], command: Sequence[str]) -> None:
+    """Write `run.json` into the run's folder.
+
+    Args:
+        config: the composed configuration, as JSON values.
+        command: as typed.
+    """
+    record = {
+        "command": list(command),
+        "config": config,
+        "tbx": __version__,
+        "commit": commit(),
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "libraries": library_versions(),
+    }
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "run.json", record)
+
+
+def library_versions() -> dict[str, str]:
+    """Installed versions of the libraries that could change a number."""
+    versions = {}
+    for name in LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def commit() -> str | None:
+    """The git commit of this package's own checkout, with `+` when it was changed since; None when it is not
+    one.
+
+    A package installed inside somebody's repository is not that repository's.
+    """
+    here = Path(__file__)
+    if _git(here, "ls-files", "--error-unmatch", here.name) is None:
+        return None
+    head, changes = (
+        _git(here, "rev-parse", "HEAD"),
+        _git(here, "status", "--porcelain", "--untracked-files=no"),
+    )
+    return None if head is None else head + ("+" if changes else "")
+
+
+def _git(here: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(here.parent), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

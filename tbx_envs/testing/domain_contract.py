@@ -1,0 +1,383 @@
+"""What every domain must keep, task by task: the shipped contract check, and the lock file that goes with it.
+
+    check_domain("clinic")                                       raises DomainError with all problems
+    python -m tbx_envs.testing.domain_contract check clinic      the same, printed
+    python -m tbx_envs.testing.domain_contract lock clinic       writes tasks.lock anew
+
+For every task: the expected calls pass the check through the real tools, alone and with reads added; doing
+nothing does not pass; leaving out a mutating call does not, nor does any near miss of the family; the agent
+that keeps all rules reaches reward 1 through the conversation with the scripted user. For the domain: the same
+number gives the same task, texts name neither today nor a library's version, a mutating tool changes a row and
+a reading one does not, and nothing has changed since the version was set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import functools
+import importlib.metadata
+import itertools
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+
+from tbx_envs.backends import Answer
+from tbx_envs.backends.calls import answer_call
+from tbx_envs.checks.state import check_state
+from tbx_envs.domains import NAMES, Domain, Family, load_domain
+from tbx_envs.domains.lock import FILE_NAME, lock_hashes, lock_text, parse_lock
+from tbx_envs.env import ToolEnv
+from tbx_envs.episode import FinishReason
+from tbx_envs.errors import DomainError, EnvironmentFault, ToolFault
+from tbx_envs.messages import DONE_MARK, ToolCall, Transcript, Turn
+from tbx_envs.rendering import transcript_text
+from tbx_envs.seeding import rng
+from tbx_envs.task import ExpectedCall, Task, content_hash
+from tbx_envs.toolbox import Tool
+from tbx_envs.worlds import (
+    WorldTemplate,
+    domain_tools,
+    lend_world,
+    return_world,
+    rows_of,
+    template_for,
+)
+
+MAX_IDLE_SHARE = 0.02
+_MAX_SHOWN = 40
+_LIBRARIES = ("SQLAlchemy", "mcp", "pydantic", "jsonschema", "gymnasium")
+
+
+def check_domain(domain: str | Domain, *, uids: Sequence[str] | None = None) -> None:
+    """Check a domain's contract, all problems at once.
+
+    Args:
+        domain: its name, or the record itself.
+        uids: look at these tasks only; then nothing is said about the domain's tasks as a whole.
+
+    Raises:
+        DomainError: something is wrong; the message lists the problems.
+    """
+    domain = load_domain(domain) if isinstance(domain, str) else domain
+    problems = find_problems(domain, uids=uids)
+    if problems:
+        shown = "\n".join(f"  {problem}" for problem in problems[:_MAX_SHOWN])
+        more = f"\n  ... and {len(problems) - _MAX_SHOWN} more" if len(problems) > _MAX_SHOWN else ""
+        raise DomainError(f"domain '{domain.name}' breaks its contract, {len(problems)} problems:\n{shown}{more}")
+
+
+def find_problems(domain: Domain, *, uids: Sequence[str] | None = None) -> list[str]:
+    """The problems that `check_domain` would list, in the order found; empty when there are none."""
+    problems = [*_problems_of_tools(domain.tools), *_problems_of_text("the policy", domain.policy)]
+    tasks: list[Task] = []
+    for uid in domain.uids() if uids is None else uids:
+        try:
+            tasks.append(_build(domain, uid))
+        except DomainError as error:
+            problems.append(str(error))
+    reads = _one_read_of_each_tool(tasks, domain_tools(domain))
+    for task in tasks:
+        problems += _problems_of_record(task, domain)
+        problems += _problems_of_play(task, domain, reads)
+    if uids is None:
+        problems += _problems_of_all(tasks, domain)
+    return problems
+
+
+def _family_and_number(domain: Domain, uid: str) -> tuple[Family, int, str]:
+    """The parts of a uid, and its split."""
+    match = re.fullmatch(rf"{re.escape(domain.name)}/([a-z_]+)/(\d+)", uid)
+    if match is None or match[1] not in domain.families:
+        raise DomainError(f"task {uid}: not <domain>/<family>/<number> of '{domain.name}'; correct the uid.")
+    family, number = domain.families[match[1]], int(match[2])
+    heldout = family.num_train <= number < family.num_train + family.num_heldout
+    return family, number, "heldout" if heldout else "train"
+
+
+def _build(domain: Domain, uid: str) -> Task:
+    """The task, made anew: the record's own families are asked, not the cache of registered domains."""
+    family, number, split = _family_and_number(domain, uid)
+    return family.build(number, split)
+
+
+# --- texts and records --------------------------------------------------------------------------------------
+
+
+def _problems_of_tools(tools: Iterable[Tool]) -> Iterator[str]:
+    seen: set[str] = set()
+    for tool in tools:
+        if tool.name in seen:
+            yield f"tool {tool.name}: there are two of that name; rename one."
+        seen.add(tool.name)
+        if not tool.description.strip():
+            yield f"tool {tool.name}: it has no description; the model reads it, so write one."
+        yield from _problems_of_text(f"the description of tool {tool.name}", tool.description)
+        for name, schema in tool.input_schema.get("properties", {}).items():
+            description = schema.get("description", "")
+            if not description.strip():
+                yield f"tool {tool.name}: argument {name} has no description; write one."
+            yield from _problems_of_text(f"argument {name} of tool {tool.name}", description)
+
+
+def _problems_of_text(where: str, text: str) -> Iterator[str]:
+    """A text that a model reads must be the same tomorrow, and after an upgrade."""
+    for pattern, name in _fleeting().items():
+        if re.search(pattern, text):
+            yield f"{where}: it names {name}; take times from the world's clock and leave versions out."
+
+
+@functools.cache
+def _fleeting() -> dict[str, str]:
+    """What no text may hold: pattern -> what it is."""
+    today = datetime.datetime.now(datetime.UTC).date()
+    fleeting: dict[str, str] = {}
+    for days in (-1, 0, 1):  # the clock of this machine may be in any time zone
+        day = today + datetime.timedelta(days=days)
+        for written in (day.isoformat(), day.strftime("%d %B %Y"), day.strftime("%B %d, %Y")):
+            fleeting[re.escape(written)] = f"today ({written})"
+    for library in _LIBRARIES:
+        version = importlib.metadata.version(library)
+        fleeting[rf"(?<![\d.]){re.escape(version)}(?![\d.])"] = f"the version {version} of {library}"
+    return fleeting
+
+
+def _problems_of_record(task: Task, domain: Domain) -> Iterator[str]:
+    """The task's own fields, and that the same number gives the same task."""
+    family, number, split = _family_and_number(domain, task.uid)
+    wanted = {
+        "uid": f"{domain.name}/{family.name}/{number:03d}",
+        "domain": domain.name,
+        "family": family.name,
+        "version": domain.version,
+        "split": split,
+    }
+    for field, value in wanted.items():
+        if getattr(task, field) != value:
+            yield f"task {task.uid}: {field} is {getattr(task, field)!r}, wanted {value!r}; fix its builder."
+    if not isinstance(task.labels.get("pressure"), int | float):
+        yield f"task {task.uid}: labels have no number 'pressure'; scripted agents need it."
+    if content_hash(task) != content_hash(family.build(number, split)):
+        yield f"task {task.uid}: building it twice gives two tasks; draw everything from seeding.rng."
+
+
+# --- episodes -----------------------------------------------------------------------------------------------
+
+
+def _problems_of_play(task: Task, domain: Domain, reads: Sequence[ExpectedCall]) -> list[str]:
+    """Everything that needs the task's world."""
+    try:
+        template = template_for(task, domain)
+    except DomainError as error:
+        return [str(error)]
+    return [
+        *_problems_of_expected_calls(template, reads),
+        *_problems_of_idling(template),
+        *_problems_of_near_misses(template),
+        *_problems_of_conversation(task, domain),
+    ]
+
+
+def _run(
+    template: WorldTemplate, calls: Iterable[ExpectedCall], *, watch: bool = False
+) -> tuple[bool, list[Answer], list[bool]]:
+    """Make the calls on a fresh world.
+
+    Returns:
+        Whether the check passes, the answers, and with `watch` for each call whether it changed a row.
+
+    Raises:
+        ToolFault: a tool raised what it does not document.
+    """
+    domain = template.domain
+    tools = domain_tools(domain)
+    world = lend_world(template)
+    rows, answers, changed = template.initial, [], []
+    for call in calls:
+        answers.append(answer_call(tools, world.db, domain.clock, call.tool, call.arguments))
+        if watch:
+            before, rows = rows, rows_of(world.raw, domain.metadata)
+            changed.append(rows != before)
+    passed = check_state(world, template).passed
+    return_world(world)
+    return passed, answers, changed
+
+
+def _problems_of_expected_calls(template: WorldTemplate, reads: Sequence[ExpectedCall]) -> Iterator[str]:
+    task = template.task
+    tools = domain_tools(template.domain)
+    passed, answers, changed = _run(template, task.expected_calls, watch=True)
+    if not passed:
+        yield f"task {task.uid}: its expected calls give other rows the second time; a tool is not pure."
+    for call, answer, has_changed in zip(task.expected_calls, answers, changed, strict=True):
+        if has_changed != tools[call.tool].mutates:
+            did = "changed a row" if has_changed else "changed no row"
+            says = f"mutates={tools[call.tool].mutates}"
+            yield f"task {task.uid}: {call.tool} {did}, and is declared with {says}; correct one of the two."
+        yield from _problems_of_text(f"task {task.uid}: the answer of {call.tool}", answer.text)
+    own_reads = tuple(call for call in task.expected_calls if not tools[call.tool].mutates)
+    try:
+        passed, _, _ = _run(template, (*task.expected_calls, *own_reads, *reads))
+    except ToolFault as fault:
+        yield f"task {task.uid}: a read too many raised: {fault}"
+    else:
+        if not passed:
+            yield f"task {task.uid}: reads after the expected calls fail the check; a read changes nothing."
+
+
+def _one_read_of_each_tool(tasks: Iterable[Task], tools: dict[str, Tool]) -> list[ExpectedCall]:
+    """A call of each reading tool that some task expects."""
+    reads: dict[str, ExpectedCall] = {}
+    for call in itertools.chain.from_iterable(task.expected_calls for task in tasks):
+        if call.tool in tools and not tools[call.tool].mutates:
+            reads.setdefault(call.tool, call)
+    return list(reads.values())
+
+
+def _problems_of_idling(template: WorldTemplate) -> Iterator[str]:
+    task, passes = template.task, template.initial == template.expected
+    if passes and not task.idle_passes:
+        yield f"task {task.uid}: doing nothing passes; let it leave a record, or say why in idle_passes."
+    if not passes and task.idle_passes:
+        yield f"task {task.uid}: idle_passes is {task.idle_passes!r}, and doing nothing fails; set it to None."
+
+
+def _problems_of_near_misses(template: WorldTemplate) -> Iterator[str]:
+    """The family's near misses, and each mutating call left out, whether the family thought of it or not."""
+    task, calls = template.task, template.task.expected_calls
+    tools = domain_tools(template.domain)
+    variants = dict(template.domain.families[task.family].near_misses(task))
+    if not variants:
+        yield f"task {task.uid}: its family gives no near misses for it; give some."
+    for index, call in enumerate(calls):
+        without = (*calls[:index], *calls[index + 1 :])
+        if tools[call.tool].mutates and without not in variants.values():
+            variants[f"call {index + 1} ({call.tool}) left out"] = without
+    for label, variant in variants.items():
+        try:
+            passed, answers, _ = _run(template, variant)
+        except ToolFault as fault:
+            yield f"task {task.uid}: near miss '{label}' raised: {fault}"
+            continue
+        if passed:
+            yield f"task {task.uid}: near miss '{label}' passes the check; the check does not see that fault."
+        invalid = [answer.text for answer in answers if answer.status == "invalid"]
+        if invalid:
+            yield f"task {task.uid}: near miss '{label}' is not a call that a tool takes: {invalid[0]}"
+
+
+def _problems_of_conversation(task: Task, domain: Domain) -> Iterator[str]:
+    """The expected calls, and the scripted agent without a lapse, through the environment itself."""
+    env = ToolEnv(task.uid)
+    env.task, env.domain = task, domain
+    oracle = (Turn(calls=(ToolCall("", call.tool, call.arguments),)) for call in task.expected_calls)
+    try:
+        env.reset(seed=0)
+        for turn in (*oracle, Turn(text=DONE_MARK)):
+            env.step(turn)
+        if env.episode(0).reward != 1.0:
+            yield f"task {task.uid}: the expected calls get no reward from the environment."
+        yield from _problems_of_scripted(env)
+    except EnvironmentFault as fault:
+        yield f"task {task.uid}: a fault in the environment: {fault}"
+    finally:
+        env.close()
+
+
+def _problems_of_scripted(env: ToolEnv) -> Iterator[str]:
+    task = env.task
+    agent = env.domain.families[task.family].scripted(task, rng(0, "contract", task.uid), 0.0)
+    env.reset(seed=0)
+    turn = next(agent)
+    while True:
+        num_before = len(env.transcript) + 1
+        _, reward, terminated, truncated, _ = env.step(turn)
+        if terminated or truncated:
+            break
+        try:
+            turn = agent.send(env.transcript[num_before:])
+        except StopIteration:
+            yield f"task {task.uid}: the scripted agent stopped before it said {DONE_MARK}."
+            return
+    episode = env.episode(0)
+    if reward != 1.0 or episode.finish_reason is not FinishReason.DONE:
+        assert episode.report is not None
+        yield (
+            f"task {task.uid}: the scripted agent without a lapse ended with {episode.finish_reason}, reward "
+            f"{reward:g}: {'; '.join(episode.report.differences)}\n{_indented(episode.transcript[1:])}"
+        )
+
+
+def _indented(transcript: Transcript) -> str:
+    return "\n".join(f"    {line}" for line in transcript_text(transcript).splitlines())
+
+
+# --- the domain as a whole ----------------------------------------------------------------------------------
+
+
+def _problems_of_all(tasks: Sequence[Task], domain: Domain) -> Iterator[str]:
+    idle = [task.uid for task in tasks if task.idle_passes]
+    if len(idle) > MAX_IDLE_SHARE * len(tasks):
+        yield (
+            f"doing nothing passes {len(idle)} of {len(tasks)} tasks, more than {MAX_IDLE_SHARE:.0%}: "
+            f"{', '.join(idle[:5])}; let a refusal leave a record."
+        )
+    used = {call.tool for task in tasks for call in task.expected_calls}
+    for tool in domain.tools:
+        if tool.name not in used:
+            yield f"tool {tool.name}: no task expects a call of it, so nothing proves it; use or remove it."
+    hashes = lock_hashes(tasks, domain)
+    changed = [uid for uid, sha256 in hashes.items() if domain.lock.get(uid) != sha256]
+    gone = [uid for uid in domain.lock if uid not in hashes]
+    if changed or gone:
+        yield (
+            f"{FILE_NAME} does not fit: {len(changed)} tasks are new or changed ({', '.join(changed[:3])}), "
+            f"{len(gone)} are gone ({', '.join(gone[:3])}). A change of text or grading is a change of the "
+            f"benchmark: raise the domain's version, then run `python -m tbx_envs.testing.domain_contract "
+            f"lock {domain.name}`."
+        )
+
+
+def relocked(domain: Domain, old_text: str) -> str:
+    """The lock file's new text.
+
+    Raises:
+        DomainError: a task that `old_text` names has changed or is gone, and the version was not raised.
+    """
+    old_version, old = parse_lock(old_text, where=f"{domain.name}/{FILE_NAME}")
+    hashes = lock_hashes((_build(domain, uid) for uid in domain.uids()), domain)
+    changed = [uid for uid, sha256 in old.items() if hashes.get(uid) != sha256]
+    if changed and domain.version <= old_version:
+        raise DomainError(
+            f"{len(changed)} tasks of '{domain.name}' changed since version {old_version} was locked "
+            f"({', '.join(changed[:3])}), and the version is {domain.version}; raise it, then lock again."
+        )
+    return lock_text(domain, hashes)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tbx_envs.testing.domain_contract", description=__doc__)
+    parser.add_argument("action", choices=("check", "lock"))
+    parser.add_argument("domain", choices=NAMES)
+    options = parser.parse_args(arguments)
+    domain = load_domain(options.domain)
+    try:
+        if options.action == "check":
+            check_domain(domain)
+            print(f"{domain.name}: {len(domain.uids())} tasks of version {domain.version} keep the contract.")
+        else:
+            file = Path(str(resources.files(f"tbx_envs.domains.{domain.name}"))) / FILE_NAME
+            old_text = file.read_text(encoding="utf-8") if file.exists() else ""
+            file.write_text(relocked(domain, old_text), encoding="utf-8")
+            print(f"{file}: {len(domain.uids())} tasks of version {domain.version}.")
+    except DomainError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""What breaks on our side voids the episode. It is never a reward, and it never outlives the episode."""
+
+import threading
+
+import pytest
+from sqlalchemy import text
+
+from tbx_envs import env as env_module
+from tbx_envs.checks.state import check_state
+from tbx_envs.env import ToolEnv
+from tbx_envs.errors import ActionError, CheckFault, EnvironmentFault, ToolFault, UserFault
+from tbx_envs.messages import ToolCall, Turn
+from tbx_envs.toolbox import ToolContext, tool
+
+ORDER = Turn(calls=(ToolCall("", "place_order", {"item": "tea", "quantity": 1, "code": "1000"}),))
+
+
+@tool(mutates=True)
+def explode(context: ToolContext) -> str:
+    """Write, then break."""
+    context.db.execute(text("DELETE FROM orders"))
+    context.db.commit()  # not allowed to a tool, and undone all the same: the world is thrown away
+    raise ZeroDivisionError("boom")
+
+
+EXPLODE = Turn(calls=(ToolCall("", "explode", {}),))
+
+
+def assert_void(env, kind, words):
+    episode = env.episode(2)
+    assert episode.fault.kind == kind and words in episode.fault.message
+    assert (episode.reward, episode.report, episode.finish_reason, episode.passed) == (None, None, None, None)
+    assert (episode.uid, episode.attempt, episode.seed) == (env.task.uid, 2, 5)
+    with pytest.raises(ActionError, match=r"is void.*call reset"):
+        env.step("<DONE>")
+
+
+def assert_a_new_episode_is_sound(env):
+    env.reset(seed=5)
+    env.step(ORDER)
+    assert env.step("<DONE>")[1] == 1.0
+    assert env.episode(0).fault is None
+
+
+def test_a_tool_that_raises_what_it_does_not_document_voids_the_episode(kiosk_with):
+    domain = kiosk_with(explode)
+    env = ToolEnv(f"{domain.name}/order/000")
+    env.reset(seed=5)
+    env.step(ORDER)  # the world is as expected already: still no reward
+    with pytest.raises(ToolFault, match="ZeroDivisionError: boom"):
+        env.step(EXPLODE)
+    assert_void(env, "tool", "ZeroDivisionError")
+    assert_a_new_episode_is_sound(env)
+
+
+def test_calls_after_the_one_that_broke_are_not_run(kiosk_with):
+    ran = []
+
+    @tool(mutates=False)
+    def record(context: ToolContext) -> str:
+        """Record that it ran."""
+        ran.append(1)
+        return "ok"
+
+    domain = kiosk_with(explode, record)
+    env = ToolEnv(f"{domain.name}/order/000")
+    env.reset(seed=5)
+    with pytest.raises(ToolFault):
+        env.step(Turn(calls=tuple(ToolCall("", name, {}) for name in ("record", "explode", "record"))))
+    assert ran == [1]
+
+
+def test_a_tool_that_hangs_voids_the_episode(kiosk_with):
+    release = threading.Event()
+
+    @tool(mutates=True)
+    def hang(context: ToolContext) -> str:
+        """Hang, then write."""
+        release.wait(60)
+        context.db.execute(text("DELETE FROM orders"))
+        return "late"
+
+    domain = kiosk_with(hang)
+    env = ToolEnv(f"{domain.name}/order/000", tool_timeout_s=0.1)
+    env.reset(seed=5)
+    with pytest.raises(ToolFault, match=r"did not answer within 0\.1 s"):
+        env.step(Turn(calls=(ToolCall("", "hang", {}),)))
+    assert_void(env, "tool", "did not answer")
+    release.set()
+    assert_a_new_episode_is_sound(env)
+
+
+class FailingUser:
+    def __init__(self, error, answers=0):
+        self.error, self.answers = error, answers
+
+    def answer(self, transcript):
+        if self.answers == 0:
+            raise self.error
+        self.answers -= 1
+        return "Go on."
+
+
+@pytest.mark.parametrize("error", [UserFault("the model server is down"), ConnectionError("refused")])
+def test_a_user_that_fails_voids_the_episode(kiosk, error):
+    env = ToolEnv("kiosk/order/000", user=lambda task, domain, seed: FailingUser(error, answers=1))
+    env.reset(seed=5)
+    env.step(ORDER)
+    env.step("Hello")
+    with pytest.raises(UserFault, match=str(error)):
+        env.step("Hello")
+    assert_void(env, "user", str(error))
+
+
+def test_a_user_that_says_no_text_voids_the_episode(kiosk):
+    class Silent:
+        def answer(self, transcript):
+            return None
+
+    env = ToolEnv("kiosk/order/000", user=lambda task, domain, seed: Silent())
+    env.reset(seed=5)
+    with pytest.raises(UserFault, match="answered with None"):
+        env.step("Hello")
+    assert_void(env, "user", "None")
+
+
+def test_a_user_that_cannot_be_made_voids_the_episode_at_reset(kiosk):
+    def no_user(task, domain, seed):
+        raise ConnectionError("refused")
+
+    env = ToolEnv("kiosk/order/000", user=no_user)
+    with pytest.raises(UserFault, match="refused"):
+        env.reset(seed=5)
+    assert_void(env, "user", "refused")
+
+
+def test_a_check_that_crashes_voids_the_episode(kiosk, monkeypatch):
+    def crash(world, template):
+        raise MemoryError("no more")
+
+    env = ToolEnv("kiosk/order/000")
+    env.reset(seed=5)
+    env.step(ORDER)
+    monkeypatch.setattr(env_module, "check_state", crash)
+    with pytest.raises(CheckFault, match="MemoryError: no more"):
+        env.step("<DONE>")
+    assert_void(env, "check", "no more")
+    monkeypatch.setattr(env_module, "check_state", check_state)
+    assert_a_new_episode_is_sound(env)
+
+
+def test_every_fault_is_an_environment_fault():
+    assert all(issubclass(fault, EnvironmentFault) for fault in (ToolFault, UserFault, CheckFault))
+    assert {fault.kind for fault in (ToolFault, UserFault, CheckFault)} == {"tool", "user", "check"}

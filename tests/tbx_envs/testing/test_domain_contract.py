@@ -1,0 +1,250 @@
+"""The contract check must be able to fail: each kind of broken domain is told from a sound one."""
+
+import dataclasses
+
+import pytest
+
+from tbx_envs.domains import load_domain
+from tbx_envs.domains.clinic.tables import VISITS
+from tbx_envs.domains.lock import lock_hashes, lock_text, parse_lock
+from tbx_envs.errors import DomainError
+from tbx_envs.seeding import rng
+from tbx_envs.task import ExpectedCall
+from tbx_envs.testing import domain_contract
+from tbx_envs.testing.domain_contract import check_domain, find_problems, relocked
+
+CLINIC = load_domain("clinic")
+UID = "clinic/cancel_visit/000"
+
+
+def with_family(name="cancel_visit", **changes):
+    """The clinic with one family changed."""
+    family = dataclasses.replace(CLINIC.families[name], **changes)
+    return dataclasses.replace(CLINIC, families={**CLINIC.families, name: family})
+
+
+def with_tasks(**changes):
+    """The clinic with a field of each task of a family changed; a callable is given the task."""
+
+    def build(number, split):
+        task = CLINIC.families["cancel_visit"].build(number, split)
+        return dataclasses.replace(
+            task, **{field: value(task) if callable(value) else value for field, value in changes.items()}
+        )
+
+    return with_family(build=build)
+
+
+def with_tool(name, **changes):
+    """The clinic with one tool changed."""
+    tools = tuple(dataclasses.replace(t, **changes) if t.name == name else t for t in CLINIC.tools)
+    return dataclasses.replace(CLINIC, tools=tools)
+
+
+def small(domain, *, locked=True):
+    """The domain with few frozen tasks, so that all of them are looked at quickly."""
+    families = {name: dataclasses.replace(f, num_train=9, num_heldout=1) for name, f in domain.families.items()}
+    domain = dataclasses.replace(domain, families=families, lock={})
+    if locked:
+        domain = dataclasses.replace(domain, lock=lock_hashes(built(domain), domain))
+    return domain
+
+
+def built(domain):
+    return [
+        family.build(number, "train" if number < family.num_train else "heldout")
+        for family in domain.families.values()
+        for number in range(family.num_train + family.num_heldout)
+    ]
+
+
+def test_the_clinic_keeps_the_contract():
+    check_domain("clinic")
+
+
+def test_a_small_copy_of_the_clinic_keeps_it_too():
+    assert find_problems(small(CLINIC)) == []
+
+
+def last_call_twice(task):
+    return (*task.expected_calls, ExpectedCall("cancel_visit", task.expected_calls[-1].arguments))
+
+
+def peek_and_cancel(context, *, patient_id):
+    context.db.execute(VISITS.update().values(status="cancelled"))
+    return []
+
+
+def nothing_happens(context, *, visit_id):
+    return {"cancelled": True}
+
+
+def breaks(context, **arguments):
+    raise ZeroDivisionError("division by zero")
+
+
+def build_that_counts():
+    calls = []
+
+    def build(number, split):
+        calls.append(number)
+        task = CLINIC.families["cancel_visit"].build(number, split)
+        return dataclasses.replace(task, query=f"{task.query} ({len(calls)})")
+
+    return build
+
+
+def silent_agent(task, random_, lapse):
+    return
+    yield
+
+
+BROKEN = {
+    "expected call that a tool refuses": (with_tasks(expected_calls=last_call_twice), "was answered 'refused'"),
+    "doing nothing passes": (with_tasks(expected_calls=lambda t: t.expected_calls[:1]), "doing nothing passes"),
+    "says that idling is right where it is not": (with_tasks(idle_passes="it may"), "idle_passes is 'it may'"),
+    "near miss that is none": (
+        with_family(near_misses=lambda t: {"the same": t.expected_calls}),
+        "near miss 'the same' passes",
+    ),
+    "near miss that no tool takes": (
+        with_family(near_misses=lambda t: {"odd": (ExpectedCall("cancel_visit", {"visit": "V1"}),)}),
+        "not a call that a tool takes",
+    ),
+    "no near miss": (with_family(near_misses=lambda t: {}), "gives no near misses"),
+    "agent that breaks the rules": (
+        with_family(scripted=lambda t, r, lapse: CLINIC.families[t.family].scripted(t, r, 1e9)),
+        "the scripted agent without a lapse ended with done, reward 0",
+    ),
+    "agent that says nothing at all": (with_family(scripted=silent_agent), "stopped before it said"),
+    "task that changes from one building to the next": (with_family(build=build_that_counts()), "two tasks"),
+    "task of another version": (with_tasks(version=99), "version is 99, wanted 1"),
+    "task of another split": (with_tasks(split="heldout"), "split is 'heldout', wanted 'train'"),
+    "task without pressure": (with_tasks(labels={}, idle_passes=None), "no number 'pressure'"),
+    "reading tool that writes": (with_tool("list_visits", function=peek_and_cancel), "list_visits changed a row"),
+    "mutating tool that does not": (with_tool("cancel_visit", function=nothing_happens), "cancel_visit changed no"),
+    "tool that crashes": (with_tool("list_visits", function=breaks), "ZeroDivisionError"),
+    "tool without a description": (with_tool("list_visits", description=" "), "it has no description"),
+    "argument without a description": (
+        with_tool("list_visits", input_schema={"type": "object", "properties": {"patient_id": {"type": "string"}}}),
+        "argument patient_id has no description",
+    ),
+    "two tools of one name": (
+        dataclasses.replace(CLINIC, tools=(*CLINIC.tools, CLINIC.tools[0])),
+        "there are two of that name",
+    ),
+    "policy that names today": (
+        dataclasses.replace(CLINIC, policy=f"Today is {domain_contract.datetime.date.today().isoformat()}."),
+        "the policy: it names today",
+    ),
+    "tool that names a library's version": (
+        with_tool("list_visits", description=f"Made by SQLAlchemy {__import__('sqlalchemy').__version__}."),
+        "of SQLAlchemy",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_domain_is_found_out(kind):
+    domain, words = BROKEN[kind]
+    if kind == "task without pressure":  # near misses and agents read the labels
+        domain = with_family(
+            build=domain.families["cancel_visit"].build,
+            near_misses=lambda t: {"nothing": ()},
+            scripted=silent_agent,
+        )
+    problems = find_problems(domain, uids=[UID])
+    assert any(words in problem for problem in problems), problems
+    assert all(word in " ".join(problems) for word in words.split())
+
+
+def test_a_mutating_call_left_out_is_noticed_even_where_the_family_does_not_think_of_it():
+    columns = [VISITS.c.status, VISITS.c.moves, VISITS.c.starts_at]
+    domain = with_family(near_misses=lambda t: {"nothing at all": ()})
+    for column in columns:
+        column.info["unstable"] = True
+    domain_contract.template_for.__globals__["_layouts"].cache_clear()
+    domain_contract.template_for.__globals__["_templates"].clear()
+    try:
+        problems = find_problems(domain, uids=[UID])
+    finally:
+        for column in columns:
+            column.info.clear()
+        domain_contract.template_for.__globals__["_layouts"].cache_clear()
+        domain_contract.template_for.__globals__["_templates"].clear()
+    assert any("(cancel_visit) left out' passes" in problem for problem in problems), problems
+
+
+def test_all_problems_are_listed_at_once_and_named_by_task():
+    with pytest.raises(DomainError) as raised:
+        check_domain(with_family(near_misses=lambda t: {"the same": t.expected_calls}), uids=[UID, UID[:-1] + "1"])
+    assert "2 problems" in str(raised.value)
+    assert UID in str(raised.value)
+    assert UID[:-1] + "1" in str(raised.value)
+
+
+def test_too_many_tasks_that_idling_passes_are_found_even_with_a_reason():
+    def build(number, split):
+        task = CLINIC.families["cancel_visit"].build(number, split)
+        return dataclasses.replace(task, expected_calls=task.expected_calls[:1], idle_passes="only a question")
+
+    problems = find_problems(small(with_family(build=build, near_misses=lambda t: {"none": ()})))
+    assert any("doing nothing passes 10 of 80 tasks" in problem for problem in problems)
+
+
+def test_a_tool_that_no_task_uses_is_found():
+    spare = dataclasses.replace(CLINIC.tools[0], name="find_anyone")
+    domain = small(dataclasses.replace(CLINIC, tools=(*CLINIC.tools, spare)))
+    assert find_problems(domain) == [
+        "tool find_anyone: no task expects a call of it, so nothing proves it; use or remove it."
+    ]
+
+
+def test_a_change_of_policy_or_of_a_tool_text_does_not_fit_the_lock():
+    domain = small(CLINIC)
+    for changed in (
+        dataclasses.replace(domain, policy=domain.policy + "\n- Be kind."),
+        dataclasses.replace(
+            with_tool("list_slots", description="List slots."), families=domain.families, lock=domain.lock
+        ),
+    ):
+        (problem,) = find_problems(changed)
+        assert "80 tasks are new or changed" in problem
+        assert "raise the domain's version" in problem
+
+
+def test_the_lock_is_rewritten_for_new_tasks_and_for_a_new_version_only():
+    domain = small(CLINIC)
+    locked = lock_text(domain, domain.lock)
+    assert relocked(domain, locked) == locked
+    fewer = "".join(locked.splitlines(keepends=True)[:-3])
+    assert relocked(domain, fewer) == locked  # three tasks are new, none has changed
+    changed = dataclasses.replace(domain, policy=domain.policy + "\n- Be kind.")
+    with pytest.raises(DomainError, match="raise it, then lock again"):
+        relocked(changed, locked)
+    version, hashes = parse_lock(relocked(dataclasses.replace(changed, version=2), locked), where="here")
+    assert version == 2
+    assert hashes.keys() == domain.lock.keys()
+    assert all(hashes[uid] != sha256 for uid, sha256 in domain.lock.items())
+
+
+def test_a_lock_file_that_cannot_be_read_says_where():
+    assert parse_lock("", where="here") == (0, {})
+    with pytest.raises(DomainError, match="here line 2"):
+        parse_lock("version 1\nclinic/cancel_visit/000\n", where="here")
+
+
+def test_the_scripted_agent_of_the_contract_is_a_function_of_the_uid():
+    family = CLINIC.families["cancel_visit"]
+    task = family.build(0, "train")
+    first, second = (next(family.scripted(task, rng(0, "contract", UID), 0.0)) for _ in range(2))
+    assert first == second
+
+
+def test_the_command_line_prints_what_it_did(capsys, monkeypatch):
+    monkeypatch.setattr(domain_contract, "load_domain", lambda name: small(CLINIC))
+    assert domain_contract.main(["check", "clinic"]) == 0
+    assert capsys.readouterr().out == "clinic: 80 tasks of version 1 keep the contract.\n"
+    monkeypatch.setattr(domain_contract, "load_domain", lambda name: small(CLINIC, locked=False))
+    assert domain_contract.main(["check", "clinic"]) == 1
+    assert "tasks.lock does not fit" in capsys.readouterr().err
