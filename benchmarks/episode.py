@@ -7,7 +7,7 @@ most write), the message that ends it, the check, close. The agent costs nothing
     episodes_per_cpu_s        by processor time of the process, best of the repeats
     with_make_per_s           the same by the wall clock, with `gymnasium.make` in every episode
 
-    python -m benchmarks.episode [--episodes 400] [--repeats 5]
+    python -m benchmarks.episode [--episodes 100] [--repeats 20]
 """
 
 from __future__ import annotations
@@ -89,11 +89,9 @@ def _seconds(step: Callable[[], None]) -> tuple[float, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--episodes", type=int, default=400)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args(arguments)
     if hasattr(os, "sched_setaffinity"):  # "one core" means one core
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})

@@ -80,9 +80,7 @@ def checked_arguments(tool: Tool, arguments: Any) -> dict[str, Any]:
         else:
             known[name] = _coerced(properties[name], value)
     problems += [f"{name} is required and missing." for name in required if name not in arguments]
-    problems += [
-        _problem(error) for error in _validator(tool).iter_errors(known) if error.validator != "required"
-    ]
+    problems += [_problem(error) for error in _validator(tool).iter_errors(known) if error.validator != "required"]
     if problems:
         raise InvalidCall(_refusal(tool, problems))
     return known
@@ -154,9 +152,7 @@ def _coerced(schema: Mapping[str, Any], value: Any) -> Any:
             text = value.strip()
             if _INTEGER.fullmatch(text) and -_INT64 <= int(text) < _INT64:
                 return int(text)
-        case "integer", float() if (
-            value.is_integer() and abs(value) < 2**53
-        ):  # beyond, a float skips integers
+        case "integer", float() if value.is_integer() and abs(value) < 2**53:  # beyond, a float skips integers
             return int(value)
         case "number", str():
             text = value.strip()
@@ -187,8 +183,7 @@ def _refusal(tool: Tool, problems: Sequence[str]) -> str:
     properties = tool.input_schema.get("properties", {})
     required = tool.input_schema.get("required", ())
     described = [
-        f"{name} ({_kind(schema)}{', required' if name in required else ''})"
-        for name, schema in properties.items()
+        f"{name} ({_kind(schema)}{', required' if name in required else ''})" for name, schema in properties.items()
     ]
     arguments = f"Its arguments: {', '.join(described)}." if described else "It takes no arguments."
     return f"{tool.name} was not called. {' '.join(problems)} {arguments}"
@@ -201,9 +196,7 @@ def _problem(error: ValidationError) -> str:
     if error.validator in ("type", "enum"):
         near = ""
         if error.validator == "enum" and isinstance(error.instance, str):
-            near = did_you_mean(
-                error.instance, [option for option in error.validator_value if isinstance(option, str)]
-            )
+            near = did_you_mean(error.instance, [option for option in error.validator_value if isinstance(option, str)])
         return f"{path or 'The object'} must be {wanted}, got {_shown(error.instance)}.{near}"
     rule = f"{error.validator} {_shown(error.validator_value)}"
     return f"{path or 'The object'} breaks the rule {rule}, got {_shown(error.instance)}."

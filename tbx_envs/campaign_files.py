@@ -66,9 +66,7 @@ class CampaignLog:
         places = _last_places(self._episodes_path)
         if places:
             with self._episodes_path.open("rb") as file:
-                _replace(
-                    self._episodes_path, (_line_at(file, places[key]) for key in wanted if key in places)
-                )
+                _replace(self._episodes_path, (_line_at(file, places[key]) for key in wanted if key in places))
 
 
 def _refuse_another(there: Mapping[str, Any], wanted: Mapping[str, Any], header: Path) -> None:
@@ -100,9 +98,7 @@ def load_rows(folder: Path | str) -> tuple[dict[str, Any], list[Row]]:
     folder = Path(folder)
     header, rows_path = folder / "campaign.json", folder / "rows.jsonl"
     if not header.is_file():
-        raise ConfigError(
-            f"{folder} holds no campaign (no campaign.json). Give the output_dir of `tbx evaluate`."
-        )
+        raise ConfigError(f"{folder} holds no campaign (no campaign.json). Give the output_dir of `tbx evaluate`.")
     rows = {(row["uid"], row["attempt"]): row for row in _whole_lines(rows_path)}
     return json.loads(header.read_text(encoding="utf-8")), list(rows.values())
 

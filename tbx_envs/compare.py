@@ -45,9 +45,8 @@ def compare_folders(first: Path | str, second: Path | str, seed: int = 0) -> Com
     changed = sorted(uid for uid in shared if head_a["tasks"][uid] != head_b["tasks"][uid])
     if changed:
         raise ConfigError(
-            f"{len(changed)} task(s) are not the same in {first} and {second}, such as {changed[0]}: it "
-            f"changed between tbx {head_a['tbx']} and {head_b['tbx']}. Evaluate both policies with one "
-            f"version."
+            f"{len(changed)} task(s) are not the same in {first} and {second}, such as {changed[0]}: it changed "
+            f"between tbx {head_a['tbx']} and {head_b['tbx']}. Evaluate both policies with one version."
         )
     k = min(head_a["attempts"], head_b["attempts"])
     try:

@@ -147,9 +147,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
 
     # --- reset and step -------------------------------------------------------------------------------------
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Begin a new episode, whatever became of the last one.
 
         Args:
@@ -167,7 +165,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         super().reset(seed=seed)
         self._give_world_back()
         self._clear()
-        self._seed = int(self.np_random.integers(2**63 - 1)) if seed is None else seed
+        self._seed = int(self.np_random.integers(2**63 - 1)) if seed is None else int(seed)
         try:
             template = template_for(self.task, self.domain)
             self._template: WorldTemplate = template
@@ -285,9 +283,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         except Exception as error:  # the episode boundary: whatever a user raises voids the episode
             raise UserFault(_unexpected(self.task, "the simulated user", error)) from error
         if not isinstance(text, str):
-            raise UserFault(
-                f"task {self.task.uid}: the simulated user answered with {text!r}; it must be text."
-            )
+            raise UserFault(f"task {self.task.uid}: the simulated user answered with {text!r}; it must be text.")
         self._say(Text("user", text))
         return FinishReason.USER_DONE if text.rstrip().endswith(DONE_MARK) else None
 
@@ -340,7 +336,8 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
 
     def close(self) -> None:
         """Give the world back; a second call does nothing. `reset` may still be called afterwards."""
-        self._running = False
+        if self._running:
+            self._clear()
         self._give_world_back()
 
 

@@ -15,6 +15,7 @@ campaign again makes void rows again, since a fault (a server that was down) say
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,12 +23,12 @@ from typing import Any
 
 from tbx_envs.campaign_files import CampaignLog, Row
 from tbx_envs.domains import load_domain
-from tbx_envs.domains.lock import lock_hashes
 from tbx_envs.episode import Episode
 from tbx_envs.errors import CheckFault, ConfigError, PolicyFault
 from tbx_envs.metrics import Tally, measures
 from tbx_envs.policies import Attempt, Player
 from tbx_envs.seeding import derive
+from tbx_envs.task import content_hash
 from tbx_envs.task_lists import find_task, is_unseen_family
 from tbx_envs.version import __version__
 
@@ -97,23 +98,23 @@ def run_campaign(
     return [rows[key] for key in wanted]
 
 
-def campaign_fingerprint(
-    policy: Mapping[str, Any], uids: Sequence[str], attempts: int, seed: int
-) -> dict[str, Any]:
-    """What makes two campaigns the same; JSON values.
-
-    The hash of a task is the one in its domain's `tasks.lock`: the task, its domain's policy and the tools'
-    texts.
-    """
+def campaign_fingerprint(policy: Mapping[str, Any], uids: Sequence[str], attempts: int, seed: int) -> dict[str, Any]:
+    """What makes two campaigns the same; JSON values."""
     tasks = {uid: task_hash(uid) for uid in uids}
     fingerprint = {"policy": policy, "attempts": attempts, "seed": seed, "tasks": tasks, "tbx": __version__}
     return json.loads(json.dumps(fingerprint))  # what it is once it has been in a file
 
 
 def task_hash(uid: str) -> str:
-    """The hash of a task together with everything of its domain that an agent reads."""
+    """SHA-256 (hex) over a task and everything of its domain that an agent reads: the policy, the tools' texts."""
     task = find_task(uid)
-    return lock_hashes([task], load_domain(task.domain))[uid]
+    return hashlib.sha256(f"{content_hash(task)} {_domain_texts(task.domain)}".encode()).hexdigest()
+
+
+def _domain_texts(name: str) -> str:
+    domain = load_domain(name)
+    tools = [[tool.name, tool.description, tool.input_schema] for tool in domain.tools]
+    return json.dumps([domain.policy, tools], sort_keys=True)
 
 
 def attempt_seed(seed: int, uid: str, attempt: int, retry: int) -> int:
@@ -166,8 +167,7 @@ def _played(player: Player, attempts: Sequence[Attempt]) -> Iterator[Episode]:
         if missing.pop((episode.uid, episode.attempt), None) != episode.seed:
             raise PolicyFault(
                 f"{type(player).__name__} gave back attempt {episode.attempt} at {episode.uid} with seed "
-                f"{episode.seed}, which was not asked for or had come already. Yield one episode for each "
-                f"attempt."
+                f"{episode.seed}, which was not asked for or had come already. Yield one episode for each attempt."
             )
         yield episode
     if missing:

@@ -38,7 +38,7 @@ class PoolTask:
         uid: of the task.
         band: its difficulty, a key of `BANDS`; `unknown` without a clean attempt.
         passes, attempts: clean ones.
-        content_hash: as in the domain's `tasks.lock`.
+        content_hash: `tbx_envs.evaluate.task_hash`.
         kept: the task is in the pool.
     """
 

@@ -66,9 +66,7 @@ def frozen_uids(domain: str) -> tuple[str, ...]:
     lock = files("tbx_envs").joinpath("domains", domain, "tasks.lock")
     if not lock.is_file():
         return ()
-    return tuple(
-        dict.fromkeys(re.findall(rf"\b{domain}/[a-z_]+/[0-9]{{3,}}\b", lock.read_text(encoding="utf-8")))
-    )
+    return tuple(dict.fromkeys(re.findall(rf"\b{domain}/[a-z_]+/[0-9]{{3,}}\b", lock.read_text(encoding="utf-8"))))
 
 
 def register_built_in() -> None:

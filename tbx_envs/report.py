@@ -96,7 +96,7 @@ def campaign_table(summary: Mapping[str, Any], k: int, title: str = "") -> Table
 
 def _table(title: str) -> Table:
     """Plain enough for eighty columns."""
-    return Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
+    return Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
 
 
 def _measures_of_k(k: int) -> list[str]:
@@ -147,13 +147,13 @@ def print_campaign(summary: Mapping[str, Any], k: int, title: str = "", console:
         console.print(note)
 
 
-def comparison_table(comparison: Comparison, names: tuple[str, str]) -> Table:
+def comparison_table(comparison: Comparison) -> Table:
     """Both campaigns and the difference, over the tasks they share."""
     k = comparison.k
     first, second = comparison.measures
     table = _table(f"{first['tasks']} tasks in both")
     table.add_column("measure")
-    for name in (*names, "difference"):
+    for name in ("first", "second", "difference"):
         table.add_column(name, justify="right")
     table.add_row(
         "pass@1",
@@ -171,7 +171,8 @@ def comparison_table(comparison: Comparison, names: tuple[str, str]) -> Table:
 def print_comparison(comparison: Comparison, names: tuple[str, str], console: Console | None = None) -> None:
     """The table, and which tasks it leaves out."""
     console = console or Console()
-    console.print(comparison_table(comparison, names))
+    console.print(f"first: {names[0]}\nsecond: {names[1]}", soft_wrap=True)
+    console.print(comparison_table(comparison))
     console.print("The interval is a 95% bootstrap over tasks, both campaigns' attempts at a task drawn together.")
     if comparison.only_first or comparison.only_second:
         console.print(

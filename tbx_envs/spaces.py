@@ -43,9 +43,7 @@ class AnyText(Space[str]):
     def sample(self, mask: None = None, probability: None = None) -> str:
         """A few pieces of text in a row; masks have no meaning here."""
         if mask is not None or probability is not None:
-            raise ValueError(
-                "AnyText.sample got a mask or probabilities; it has neither, so call sample() bare."
-            )
+            raise ValueError("AnyText.sample got a mask or probabilities; it has neither, so call sample() bare.")
         count = int(self.np_random.integers(0, 6))
         return "".join(_PIECES[int(index)] for index in self.np_random.integers(0, len(_PIECES), size=count))
 

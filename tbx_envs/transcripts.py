@@ -43,9 +43,7 @@ def episode_from_record(record: Mapping[str, Any]) -> Episode:
         seed=record["seed"],
         transcript=tuple(_message(message) for message in record["transcript"]),
         finish_reason=None if reason is None else FinishReason(reason),
-        report=None
-        if report is None
-        else CheckReport(**{**report, "differences": tuple(report["differences"])}),
+        report=None if report is None else CheckReport(**{**report, "differences": tuple(report["differences"])}),
         reward=record["reward"],
         fault=None if fault is None else Fault(**fault),
         seconds=record["seconds"],
@@ -98,9 +96,7 @@ def load_episodes(path: Path) -> Iterator[Episode]:
         ConfigError: there is no such file.
     """
     if not path.is_file():
-        raise ConfigError(
-            f"no transcripts at {path}. Give the output_dir of a finished or running `tbx evaluate`."
-        )
+        raise ConfigError(f"no transcripts at {path}. Give the output_dir of a finished or running `tbx evaluate`.")
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             if line.endswith("\n"):

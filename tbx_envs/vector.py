@@ -157,14 +157,10 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
     ) -> None:
         if uids is None:
             if uid is None:
-                raise ActionError(
-                    "ToolVectorEnv got neither uid nor uids; name one task, or one for each slot."
-                )
+                raise ActionError("ToolVectorEnv got neither uid nor uids; name one task, or one for each slot.")
             uids = [uid] * num_envs
         elif num_envs not in (1, len(uids)):
-            raise ActionError(
-                f"ToolVectorEnv got {len(uids)} uids for num_envs={num_envs}; give one for each slot."
-            )
+            raise ActionError(f"ToolVectorEnv got {len(uids)} uids for num_envs={num_envs}; give one for each slot.")
         self.uids = tuple(uids)
         self.num_envs = len(self.uids)
         self.single_observation_space = AnyText()
@@ -187,11 +183,7 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
             options: `reset_mask`, booleans of shape (num_envs,).
         """
         mask = np.asarray((options or {}).get("reset_mask", np.ones(self.num_envs, bool)), bool)
-        seeds = (
-            [None if seed is None else seed + i for i in range(self.num_envs)]
-            if not _is_list(seed)
-            else list(seed)
-        )
+        seeds = [None if seed is None else seed + i for i in range(self.num_envs)] if not _is_list(seed) else list(seed)
         if mask.shape != (self.num_envs,) or len(seeds) != self.num_envs:
             raise ActionError(
                 f"reset() of {self.num_envs} slots got {len(seeds)} seeds and a mask of shape {mask.shape}; "
@@ -219,9 +211,7 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
         """
         actions = list(actions)
         if len(actions) != self.num_envs:
-            raise ActionError(
-                f"step() of {self.num_envs} slots got {len(actions)} actions; give one for each slot."
-            )
+            raise ActionError(f"step() of {self.num_envs} slots got {len(actions)} actions; give one for each slot.")
         ended = [slot for slot, action in enumerate(actions) if action is not None and not self._ready[slot]]
         if ended:
             raise ActionError(

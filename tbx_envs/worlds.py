@@ -49,9 +49,7 @@ class World:
         assert isinstance(raw, sqlite3.Connection)
         self.raw = raw
         self.db.rollback()
-        self._finalizer = weakref.finalize(
-            self, self.db.close
-        )  # a world that is dropped gives its memory back
+        self._finalizer = weakref.finalize(self, self.db.close)  # a world that is dropped gives its memory back
 
     def restore(self, source: sqlite3.Connection) -> None:
         """Become a copy of `source`, whatever was there before."""
@@ -90,12 +88,18 @@ def lend_world(template: WorldTemplate) -> World:
 
 def _lend(source: sqlite3.Connection) -> World:
     idle = _idle_worlds.setdefault(os.getpid(), [])
-    try:
-        world = idle.pop()
-    except IndexError:
-        world = World()
-    world.restore(source)
-    return world
+    while True:
+        try:
+            world = idle.pop()
+        except IndexError:
+            world = World()
+            world.restore(source)
+            return world
+        try:
+            world.restore(source)
+            return world
+        except sqlite3.OperationalError:  # a tool kept a result open: the database cannot be overwritten
+            world.close()
 
 
 def return_world(world: World) -> None:
@@ -209,9 +213,7 @@ def replay(world: World, task: Task, domain: Domain) -> None:
         except ToolFault as fault:
             raise DomainError(f"{where}, failed: {fault}") from fault
         if answer.status != "ok":
-            raise DomainError(
-                f"{where}, was answered '{answer.status}': {answer.text} Fix the task or the tool."
-            )
+            raise DomainError(f"{where}, was answered '{answer.status}': {answer.text} Fix the task or the tool.")
 
 
 def domain_tools(domain: Domain) -> dict[str, Any]:
@@ -249,9 +251,7 @@ def _insert(db: Connection, uid: str, table: Table, rows: Iterable[Mapping[str, 
         try:
             db.execute(table.insert(), typed)
         except sqlalchemy.exc.SQLAlchemyError as error:
-            raise DomainError(
-                f"task {uid}: the rows of '{table.name}' do not fit the table: {error}"
-            ) from error
+            raise DomainError(f"task {uid}: the rows of '{table.name}' do not fit the table: {error}") from error
     db.commit()
 
 
@@ -304,9 +304,7 @@ def _layout(table: Table) -> _Layout:
 
 def rows_of(raw: sqlite3.Connection, metadata: MetaData) -> Rows:
     """All rows in canonical form: stable columns only, ordered by primary key, or else by all of them."""
-    return {
-        layout.name: raw.execute(layout.query).fetchall() for layout in _layouts(metadata) if layout.query
-    }
+    return {layout.name: raw.execute(layout.query).fetchall() for layout in _layouts(metadata) if layout.query}
 
 
 def digest(rows: Rows) -> str:
@@ -342,12 +340,9 @@ def _table_differences(layout: _Layout, have: list[tuple], want: list[tuple]) ->
     width = layout.key_width
     if width == 0:  # no key to tell rows by: the same row may be there several times
         surplus, lack = collections.Counter(have), collections.Counter(want)
+        yield from (f"{layout.name}: a row is missing ({_fields(layout, row)})" for row in (lack - surplus).elements())
         yield from (
-            f"{layout.name}: a row is missing ({_fields(layout, row)})" for row in (lack - surplus).elements()
-        )
-        yield from (
-            f"{layout.name}: a row is unexpected ({_fields(layout, row)})"
-            for row in (surplus - lack).elements()
+            f"{layout.name}: a row is unexpected ({_fields(layout, row)})" for row in (surplus - lack).elements()
         )
         return
     have_by_key, want_by_key = {row[:width]: row for row in have}, {row[:width]: row for row in want}

@@ -10,7 +10,7 @@ order in which attention reduces them; on CPUs this halves the time of a decode 
 
 from __future__ import annotations
 
-import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +23,7 @@ from tbx_jax.config import ModelConfig
 NO_TOKEN = -1
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Cache:
+class Cache(NamedTuple):
     """Keys and values of the tokens that were computed, row by row.
 
     Attributes:
@@ -50,7 +48,7 @@ class Cache:
 
 
 # Axis letters of a cache, for `tbx_jax.mesh.shard_tree`.
-CACHE_LETTERS = Cache(keys_lbkhs="l b k h s", values_lbksh="l b k s h", length_b="b", recent_bm="b m")  # type: ignore[arg-type]
+CACHE_LETTERS = Cache("l b k h s", "l b k s h", "b", "b m")
 
 
 def empty_cache(config: ModelConfig, slots: int, capacity: int) -> Cache:
@@ -91,9 +89,7 @@ def append(
     """
     b, chunk = tokens_bj.shape
     if chunk > cache.capacity:
-        raise ShapeError(
-            f"a chunk of {chunk} tokens for a cache with room for {cache.capacity}; make the cache longer"
-        )
+        raise ShapeError(f"a chunk of {chunk} tokens for a cache with room for {cache.capacity}; make the cache longer")
     slot_b = jnp.arange(b) if slot_b is None else slot_b
     new_keys_lbkhj = keys_lbjkh.transpose(0, 1, 3, 4, 2)
     new_values_lbkjh = values_lbjkh.transpose(0, 1, 3, 2, 4)

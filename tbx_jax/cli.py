@@ -88,6 +88,9 @@ def _hydra(name: str, record_name: str, run: str) -> Callable[[Arguments], int]:
     """
 
     def command(rest: Arguments) -> int:
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it announces that torch is missing
+        import logging
+
         import hydra
         from hydra.errors import HydraException
         from omegaconf.errors import OmegaConfBaseException
@@ -101,6 +104,7 @@ def _hydra(name: str, record_name: str, run: str) -> Callable[[Arguments], int]:
 
             from tbx_envs.provenance import write_provenance
 
+            logging.getLogger("jax").setLevel(logging.WARNING)  # it announces each backend that is missing
             # Hydra gives each run of a sweep a folder of its own; the program knows only that one.
             composed.output_dir = HydraConfig.get().runtime.output_dir
             config = tbx_jax.config.validated(getattr(tbx_jax.config, record_name), composed)

@@ -22,7 +22,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -155,14 +157,10 @@ class Sampler:
             ActionError: a slot that does not exist or waits for a turn, or tokens the model does not have.
         """
         if not 0 <= slot < len(self._episodes):
-            raise ActionError(
-                f"slot {slot}: there are {len(self._episodes)}; use 0 to {len(self._episodes) - 1}"
-            )
+            raise ActionError(f"slot {slot}: there are {len(self._episodes)}; use 0 to {len(self._episodes) - 1}")
         episode = self._episodes[slot]
         if episode is not None and episode.waiting:
-            raise ActionError(
-                f"slot {slot} waits for a turn; call advance() until it returns, or free({slot})"
-            )
+            raise ActionError(f"slot {slot} waits for a turn; call advance() until it returns, or free({slot})")
         self._ask(slot, [], 0, tokens, turn_key)
 
     def extend(self, slot: int, tokens: Sequence[int], turn_key: tuple[str | int, ...]) -> None:
@@ -175,9 +173,7 @@ class Sampler:
         if episode is None:
             raise ActionError(f"slot {slot} has no episode to extend; call begin({slot}, ...)")
         if episode.waiting:
-            raise ActionError(
-                f"slot {slot} waits for a turn; call advance() until it returns, or free({slot})"
-            )
+            raise ActionError(f"slot {slot} waits for a turn; call advance() until it returns, or free({slot})")
         self._ask(slot, episode.tokens, episode.num_cached, tokens, turn_key)
 
     def free(self, slot: int) -> None:
@@ -215,14 +211,11 @@ class Sampler:
         """
         turns = [self._finish(slot, stopped=False) for slot in self._waiting() if self._num_left(slot) == 0]
         self._prefill(params)
-        if slots := self._waiting():
-            turns += self._decode(params, slots)
+        turns += self._decode(params)
         return sorted(turns, key=lambda turn: turn.slot)
 
     def _waiting(self) -> list[int]:
-        return [
-            slot for slot, episode in enumerate(self._episodes) if episode is not None and episode.waiting
-        ]
+        return [slot for slot, episode in enumerate(self._episodes) if episode is not None and episode.waiting]
 
     def _num_left(self, slot: int) -> int:
         """How many tokens the slot's turn may still have."""
@@ -242,22 +235,17 @@ class Sampler:
 
     def _prefill(self, params: Params) -> None:
         """Computes given tokens until each waiting slot has one token left for the decode step to feed."""
-        while unseen := {
-            slot: self._episodes[slot].num_unseen
-            for slot in self._waiting()
-            if self._episodes[slot].num_unseen > 0
-        }:
+        while unseen := {slot: num for slot in self._waiting() if (num := self._episodes[slot].num_unseen) > 0}:
             most_first = sorted(unseen, key=lambda slot: (-unseen[slot], slot))
-            rows = _bucket(len(unseen), self._row_buckets[:-1] or self._row_buckets)
-            slots = self._padded(most_first[:rows], rows)
-            chunk = _bucket(max(unseen.get(slot, 0) for slot in slots), _CHUNKS)
-            tokens_bt, num_new_b = np.zeros((rows, chunk), np.int32), np.zeros(rows, np.int32)
+            slots = self._padded(most_first[: self._row_buckets[-1]])
+            chunk = _bucket(unseen[most_first[0]], _CHUNKS)
+            tokens_bt, num_new_b = np.zeros((len(slots), chunk), np.int32), np.zeros(len(slots), np.int32)
             for row, slot in enumerate(slots):
                 if slot in unseen:
                     episode = self._episodes[slot]
-                    given = episode.tokens[episode.num_cached : episode.num_cached + min(unseen[slot], chunk)]
-                    tokens_bt[row, : len(given)], num_new_b[row] = given, len(given)
-            longest = max(self._episodes[slot].num_cached for slot in slots if slot in unseen)
+                    num_new_b[row] = min(unseen[slot], chunk)
+                    given = episode.tokens[episode.num_cached : episode.num_cached + num_new_b[row]]
+                    tokens_bt[row, : len(given)] = given
             self._cache = _prefill(
                 self._model,
                 params,
@@ -265,55 +253,62 @@ class Sampler:
                 np.array(slots, np.int32),
                 tokens_bt,
                 num_new_b,
-                attend_length=_attend_length(longest, self._sampling.max_episode_tokens),
+                attend_length=self._attend_length(slot for slot in slots if slot in unseen),
                 placement=self._placement,
             )
-            for slot, num_new in zip(slots, num_new_b, strict=True):
+            for slot, num_new in zip(slots, num_new_b.tolist(), strict=True):
                 if slot in unseen:
-                    self._episodes[slot].num_cached += int(num_new)
+                    self._episodes[slot].num_cached += num_new
 
-    def _decode(self, params: Params, waiting: list[int]) -> list[SampledTurn]:
-        """One dispatch of decode steps for the waiting slots."""
-        rows = _bucket(len(waiting), self._row_buckets)
-        slots = self._padded(waiting, rows)
-        writes = set(waiting)
-        episodes = [self._episodes[slot] if slot in writes else None for slot in slots]
+    def _decode(self, params: Params) -> list[SampledTurn]:
+        """One dispatch of decode steps for each group of waiting slots; short episodes do not read as far."""
+        waiting = sorted(self._waiting(), key=lambda slot: (self._episodes[slot].num_cached, slot))
+        rows = self._row_buckets[-1]
+        groups = [waiting[start : start + rows] for start in range(0, len(waiting), rows)]
+        dispatched = [(group, *self._dispatch(params, group)) for group in groups]
+        turns = []
+        for group, slots, on_device in dispatched:
+            written: _Written = jax.device_get(on_device)
+            for row, slot in enumerate(slots):
+                if slot not in group:
+                    continue
+                episode, count = self._episodes[slot], int(written.count_b[row])
+                episode.tokens += written.tokens_bj[row, :count].tolist()
+                episode.logps += written.logps_bj[row, :count].tolist()
+                episode.num_cached += count
+                if written.stopped_b[row] or self._num_left(slot) == 0:
+                    turns.append(self._finish(slot, stopped=bool(written.stopped_b[row])))
+        return turns
+
+    def _dispatch(self, params: Params, group: list[int]) -> tuple[list[int], _Written]:
+        """Starts decode steps for these slots; returns the slot of each row, and what will have been written."""
+        slots = self._padded(group)
+        episodes = [self._episodes[slot] if slot in group else None for slot in slots]
         self._cache, written = _decode(
             self._model,
             params,
             self._host_cache(),
-            np.array(slots, np.int32) if rows < len(self._episodes) else None,
+            np.array(slots, np.int32) if len(slots) < len(self._episodes) else None,
             np.array([episode.tokens[-1] if episode else 0 for episode in episodes], np.int32),
             np.array([episode.key_bits if episode else (0, 0) for episode in episodes], np.uint32),
             np.array([len(episode.logps) if episode else 0 for episode in episodes], np.int32),
-            np.array([self._num_left(slot) if slot in writes else 0 for slot in slots], np.int32),
+            np.array([self._num_left(slot) if slot in group else 0 for slot in slots], np.int32),
             sampling=self._sampling,
             end_ids=self._end_ids,
-            attend_length=_attend_length(
-                max(self._episodes[slot].num_cached for slot in waiting), self._sampling.max_episode_tokens
-            ),
+            attend_length=self._attend_length(group),
             placement=self._placement,
         )
-        written = jax.device_get(written)
-        turns = []
-        for row, slot in enumerate(slots):
-            if slot not in writes:
-                continue
-            episode, count = self._episodes[slot], int(written.count_b[row])
-            episode.tokens += written.tokens_bj[row, :count].tolist()
-            episode.logps += written.logps_bj[row, :count].tolist()
-            episode.num_cached += count
-            if written.stopped_b[row] or self._num_left(slot) == 0:
-                turns.append(self._finish(slot, stopped=bool(written.stopped_b[row])))
-        return turns
+        return slots, written
 
-    def _padded(self, slots: list[int], rows: int) -> list[int]:
-        """`rows` different slots: these and, to fill a compiled shape, others, whose valid part stays as it is."""
-        if rows == len(self._episodes):
-            return list(range(rows))
-        chosen = set(slots)
-        others = (slot for slot in range(len(self._episodes)) if slot not in chosen)
-        return sorted([*slots, *(slot for slot, _ in zip(others, range(rows - len(slots)), strict=False))])
+    def _attend_length(self, slots: Iterable[int]) -> int:
+        longest = max(self._episodes[slot].num_cached for slot in slots)
+        return min(_length_bucket(longest), self._sampling.max_episode_tokens)
+
+    def _padded(self, slots: list[int]) -> list[int]:
+        """These slots, and as many others as fill a compiled shape; the valid part of the others stays as it is."""
+        rows = _bucket(len(slots), self._row_buckets)
+        others = (slot for slot in range(len(self._episodes)) if slot not in slots)
+        return sorted([*slots, *itertools.islice(others, rows - len(slots))])
 
     def _host_cache(self) -> Cache:
         """The cache with the lengths and last tokens that the host knows; this is what makes a slot start empty."""
@@ -325,24 +320,29 @@ class Sampler:
                 length_b[slot] = episode.num_cached
                 last = episode.tokens[max(0, episode.num_cached - reach) : episode.num_cached]
                 recent_bm[slot, reach - len(last) :] = last
-        return dataclasses.replace(self._cache, length_b=length_b, recent_bm=recent_bm)
+        return self._cache._replace(length_b=length_b, recent_bm=recent_bm)
 
 
 def _row_buckets(slots: int) -> tuple[int, ...]:
-    """Numbers of rows that a dispatch is compiled for, so that a few busy slots do not pay for all of them."""
+    """Numbers of rows that a dispatch is compiled for; the last is the most that go together.
+
+    On a CPU a row costs the same in a small group as in a large one, and groups of like length read less of the
+    cache. An accelerator wants all rows at once.
+    """
     if slots <= _FEW_SLOTS:
         return (slots,)
-    return tuple(sorted({-(-slots // 16), -(-slots // 4), slots}))
+    quarter = -(-slots // 4)
+    return (-(-slots // 16), quarter) if jax.default_backend() == "cpu" else (quarter, slots)
 
 
-def _attend_length(longest: int, limit: int) -> int:
-    """How much of the cache to read when the longest row has `longest` tokens: 64, 96, 128, 192, 256, ... or 0."""
+def _length_bucket(longest: int) -> int:
+    """How much of the cache to read when the longest row has `longest` tokens: 0, 64, 96, 128, 192, 256, ..."""
     if longest == 0:
         return 0
     length = 64
     while length < longest:
         length += length // 2 if length & (length - 1) == 0 else length // 3
-    return min(length, limit)
+    return length
 
 
 def _bucket(size: int, buckets: Sequence[int]) -> int:
@@ -350,9 +350,7 @@ def _bucket(size: int, buckets: Sequence[int]) -> int:
     return next((bucket for bucket in buckets if bucket >= size), buckets[-1])
 
 
-@functools.partial(
-    jax.jit, static_argnames=("model", "attend_length", "placement"), donate_argnames=("cache",)
-)
+@functools.partial(jax.jit, static_argnames=("model", "attend_length", "placement"), donate_argnames=("cache",))
 def _prefill(
     model: Model,
     params: Params,
@@ -370,9 +368,7 @@ def _prefill(
     return cache if placement is None else jax.lax.with_sharding_constraint(cache, placement)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Written:
+class _Written(NamedTuple):
     """What a dispatch wrote: the first `count_b` places of each row."""
 
     tokens_bj: Int[Array, "b j"]
@@ -472,9 +468,7 @@ def _decode(
     return cache, _Written(end.tokens_bj, end.logps_bj, end.count_b, end.stopped_b)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Steps:
+class _Steps(NamedTuple):
     """What one decode step hands to the next.
 
     Attributes:

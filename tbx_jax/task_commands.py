@@ -27,10 +27,7 @@ def show_task(uid: str) -> None:
     """The task for people: what is asked, what the user knows, what must come out."""
     task = find_task(uid)
     family = load_domain(task.domain).families[task.family]
-    calls = [
-        f"  {call.tool} {json.dumps(dict(call.arguments), ensure_ascii=False)}"
-        for call in task.expected_calls
-    ]
+    calls = [f"  {call.tool} {json.dumps(dict(call.arguments), ensure_ascii=False)}" for call in task.expected_calls]
     lines = [
         f"{task.uid}  ({env_id(task.uid)})",
         f"{family.title}",
@@ -62,9 +59,7 @@ def validate_domain(name: str) -> None:
     print(f"{name}: {len(load_domain(name).uids())} tasks hold the contract.")
 
 
-def show_episodes(
-    folder: Path, uid: str | None, attempt: int | None, outcome: str | None, system: bool
-) -> None:
+def show_episodes(folder: Path, uid: str | None, attempt: int | None, outcome: str | None, system: bool) -> None:
     """Transcripts of a campaign's episodes.
 
     Raises:
@@ -85,6 +80,4 @@ def show_episodes(
         asked = ", ".join(
             f"{k} {v}" for k, v in (("uid", uid), ("attempt", attempt), ("outcome", outcome)) if v is not None
         )
-        raise ConfigError(
-            f"none of {number} episodes in {folder} has {asked}; leave an option out to see more."
-        )
+        raise ConfigError(f"none of {number} episodes in {folder} has {asked}; leave an option out to see more.")

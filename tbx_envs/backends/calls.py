@@ -15,9 +15,7 @@ from tbx_envs.errors import ToolFault
 from tbx_envs.toolbox import Tool, ToolContext, ToolRefusal
 
 
-def answer_call(
-    tools: Mapping[str, Tool], db: Connection, clock: WorldClock, name: Any, arguments: Any
-) -> Answer:
+def answer_call(tools: Mapping[str, Tool], db: Connection, clock: WorldClock, name: Any, arguments: Any) -> Answer:
     """Validate, run, and commit when the tool succeeded; anything else leaves the database as it was.
 
     Raises:

@@ -78,9 +78,7 @@ class InProcessSession:
         except MCPError as error:
             if isinstance(error.__cause__, ToolFault):
                 raise error.__cause__ from error.__cause__.__cause__
-            raise ToolFault(
-                f"tool {name}: the in-process MCP session failed: {error}. The episode is void."
-            ) from error
+            raise ToolFault(f"tool {name}: the in-process MCP session failed: {error}. The episode is void.") from error
 
     def list_tools(self) -> list[dict[str, Any]]:
         """The tools as the server lists them, in canonical form.

@@ -62,6 +62,4 @@ def read_result(result: types.CallToolResult) -> Answer:
             f"a tool server answered without '{STATUS_KEY}' in its _meta (got {status!r}), so refusals cannot "
             f"be told from faults. Serve the domain with tbx."
         )
-    return Answer(
-        "".join(block.text for block in result.content if isinstance(block, types.TextContent)), status
-    )
+    return Answer("".join(block.text for block in result.content if isinstance(block, types.TextContent)), status)

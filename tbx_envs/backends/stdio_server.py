@@ -46,7 +46,5 @@ def main(domain_name: str, arguments: Sequence[str] | None = None) -> None:
         prog=f"python -m tbx_envs.domains.{domain_name}.server",
         description=f"Serve the tools of '{domain_name}' on the world of one task: MCP on stdin and stdout.",
     )
-    parser.add_argument(
-        "--task", metavar="UID", default=first, help="whose initial world (default: %(default)s)"
-    )
+    parser.add_argument("--task", metavar="UID", default=first, help="whose initial world (default: %(default)s)")
     asyncio.run(serve(domain, domain.task(parser.parse_args(arguments).task)))

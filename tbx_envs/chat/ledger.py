@@ -41,15 +41,13 @@ class TokenLedger:
         """
         if len(ids) != len(logps):
             raise ShapeError(
-                f"{len(ids)} sampled tokens came with {len(logps)} log-probabilities; give one for each "
-                f"token."
+                f"{len(ids)} sampled tokens came with {len(logps)} log-probabilities; give one for each token."
             )
         bad = next((place for place, logp in enumerate(logps) if not math.isfinite(logp)), None)
         if bad is not None:
             raise PolicyFault(
-                f"token {ids[bad]} was sampled with log-probability {logps[bad]} (token {len(self) + bad} of "
-                f"the episode); wanted a finite number. Look for NaN in the parameters or a token outside "
-                f"its mask."
+                f"token {ids[bad]} was sampled with log-probability {logps[bad]} (token {len(self) + bad} of the "
+                f"episode); wanted a finite number. Look for NaN in the parameters or a token outside its mask."
             )
         self._tokens.extend(ids)
         self._wrote.extend([True] * len(ids))

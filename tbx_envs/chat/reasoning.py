@@ -15,9 +15,7 @@ from collections.abc import Callable
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 
-def split_reasoning(
-    raw: str, call_open: str, payload_end: Callable[[str, int], int | None]
-) -> tuple[str, str]:
+def split_reasoning(raw: str, call_open: str, payload_end: Callable[[str, int], int | None]) -> tuple[str, str]:
     """`(reasoning, visible)`, the tags removed.
 
     Args:

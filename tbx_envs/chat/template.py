@@ -24,7 +24,7 @@ from typing import Any
 
 import jinja2
 
-from tbx_envs.chat.reasoning import THINK_OPEN
+from tbx_envs.chat.reasoning import THINK_CLOSE, THINK_OPEN
 from tbx_envs.errors import ConfigError
 from tbx_envs.messages import Message, Text, ToolCall, ToolResult, Turn, to_chat
 
@@ -58,6 +58,18 @@ def _probe_conversation(reasoning: bool) -> tuple[Message, ...]:
     )
 
 
+def _words_that_matter(conversation: tuple[Message, ...]) -> list[str]:
+    """What must appear in the rendered conversation; system text may be left out, a policy can be made for
+    one domain."""
+    words: list[str] = []
+    for message in conversation:
+        if isinstance(message, Turn):
+            words += [message.text, *(call.name for call in message.calls if isinstance(call, ToolCall))]
+        elif message != conversation[0]:
+            words.append(message.text)
+    return words
+
+
 class ChatTemplate:
     """The chat template of a tokenizer, as pieces that are only ever appended.
 
@@ -81,14 +93,16 @@ class ChatTemplate:
         self._head = functools.lru_cache(maxsize=1024)(self._render_head)
         self._prompt = self._render([_USER], generation_prompt=True)
         self.opens_reasoning = self._prompt.rstrip().endswith(THINK_OPEN)
+        # A prompt that ends with an empty reasoning asks the policy for none.
+        self._may_reason = not self._prompt.rstrip().endswith(THINK_CLOSE)
         end_of_turn, self._end_of_turn = self._find_end_of_turn()
         self.end_of_turn_ids = frozenset({end_of_turn})
-        for reasoning in (True,) if self.opens_reasoning else (True, False):
-            self._check(_probe_conversation(reasoning))
+        if self._may_reason:
+            self._check(_probe_conversation(reasoning=True))
+        if not self.opens_reasoning:
+            self._check(_probe_conversation(reasoning=False))
 
-    def opening(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> list[int]:
+    def opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
         """The prompt: `messages` and `tools`, up to where the policy starts to write."""
         return list(self._opening(json.dumps(to_chat(messages)), json.dumps(tools) if tools else ""))
 
@@ -130,7 +144,7 @@ class ChatTemplate:
         # Some templates look at the calls that results belong to, so the dummy turn makes those very calls.
         calls = tuple(ToolCall(m.call_id, m.name, {}) for m in messages if isinstance(m, ToolResult))
         head = self._head(tuple((call.id, call.name) for call in calls))
-        whole = self._render([_USER, _dummy_turn(calls), *messages], generation_prompt=True)
+        whole = self._render([_USER, self._dummy_turn(calls), *messages], generation_prompt=True)
         if not whole.startswith(head):
             raise ConfigError(
                 f"the chat template renders a conversation as {_tail(head)!r}, and differently once "
@@ -139,9 +153,12 @@ class ChatTemplate:
         return tuple(self._encode(whole[len(head) :]))
 
     def _render_head(self, calls: tuple[tuple[str, str], ...]) -> str:
-        turn = _dummy_turn(tuple(ToolCall(call_id, name, {}) for call_id, name in calls))
+        turn = self._dummy_turn(tuple(ToolCall(call_id, name, {}) for call_id, name in calls))
         rendered = self._render([_USER, turn])
         return rendered[: self._end_of_last_turn(rendered)]
+
+    def _dummy_turn(self, calls: tuple[ToolCall, ...]) -> Turn:
+        return Turn(text="" if calls else "a", calls=calls, reasoning="a" if self._may_reason else "")
 
     def _end_of_last_turn(self, rendered: str) -> int:
         return rendered.rindex(self._end_of_turn) + len(self._end_of_turn)
@@ -174,6 +191,13 @@ class ChatTemplate:
                 self._refuse(place, ids, whole)
             ids += self.policy_turn(message)
             start = place + 1
+        rendered = self._render(conversation)
+        lost = [words for words in _words_that_matter(conversation) if words not in rendered]
+        if lost:
+            raise ConfigError(
+                f"the chat template leaves out {', '.join(map(repr, lost))}, so the policy would never read it. "
+                f"Use a template that renders users, tool calls and tool results."
+            )
 
     def _refuse(self, place: int, ids: list[int], whole: list[int]) -> None:
         same = next((i for i, pair in enumerate(zip(ids, whole, strict=False)) if pair[0] != pair[1]), None)
@@ -212,10 +236,6 @@ _WHAT_TO_DO = (
     "Turns could not be appended to what was sampled. Use a template that leaves earlier messages, "
     "reasoning included, as they were."
 )
-
-
-def _dummy_turn(calls: tuple[ToolCall, ...]) -> Turn:
-    return Turn(text="" if calls else "a", calls=calls, reasoning="a")
 
 
 def _tail(text: str) -> str:

@@ -3,20 +3,18 @@
     version 1
     clinic/cancel_visit/000 9b1f...
 
-A task's line changes with anything that could change an outcome: the task itself, the policy, and the texts
-of the tools. `python -m tbx_envs.testing.domain_contract lock <domain>` writes the file; a test compares.
+A task's line changes with anything that could change an outcome: the task itself, the policy, the texts of the
+tools and the words of the user, what the expected calls answer and the rows that they leave.
+`python -m tbx_envs.testing.domain_contract lock <domain>` writes the file; a test compares.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import resources
 
 from tbx_envs.domains import Domain
 from tbx_envs.errors import DomainError
-from tbx_envs.task import Task, content_hash
 
 FILE_NAME = "tasks.lock"
 
@@ -53,12 +51,3 @@ def read_lock(domain_name: str) -> tuple[int, dict[str, str]]:
 def lock_text(domain: Domain, hashes: Mapping[str, str]) -> str:
     """The text of a lock file."""
     return "".join([f"version {domain.version}\n", *(f"{uid} {sha256}\n" for uid, sha256 in hashes.items())])
-
-
-def lock_hashes(tasks: Iterable[Task], domain: Domain) -> dict[str, str]:
-    """uid -> SHA-256 (hex) over the task and everything of its domain that an agent reads."""
-    texts = [domain.policy, *([tool.name, tool.description, tool.input_schema] for tool in domain.tools)]
-    texts_json = json.dumps(texts, sort_keys=True)
-    return {
-        task.uid: hashlib.sha256(f"{content_hash(task)} {texts_json}".encode()).hexdigest() for task in tasks
-    }

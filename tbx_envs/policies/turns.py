@@ -59,8 +59,8 @@ def _guarded(step: Callable[[], T], attempt: Attempt) -> T:
         return step()
     except StopIteration:
         raise PolicyFault(
-            f"task {attempt.uid}: the agent had no turn left, and the episode goes on. Let its last turn end "
-            f"with <DONE>."
+            f"task {attempt.uid}: the agent had no turn left, and the episode goes on. Let its last turn end with "
+            f"<DONE>."
         ) from None
     except Exception as error:  # the episode boundary: whatever an agent raises voids the episode
         raise PolicyFault(

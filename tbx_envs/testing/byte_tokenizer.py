@@ -49,9 +49,7 @@ def byte_tokenizer(chat_template: str = CHAT_TEMPLATE) -> Any:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_tokens(
-        [AddedToken(marker, special=marker.startswith("<|"), normalized=False) for marker in MARKERS]
-    )
+    tokenizer.add_tokens([AddedToken(marker, special=marker.startswith("<|"), normalized=False) for marker in MARKERS])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",

@@ -16,11 +16,13 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
+import hashlib
 import importlib.metadata
 import itertools
+import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -28,7 +30,7 @@ from tbx_envs.backends import Answer
 from tbx_envs.backends.calls import answer_call
 from tbx_envs.checks.state import check_state
 from tbx_envs.domains import NAMES, Domain, Family, load_domain
-from tbx_envs.domains.lock import FILE_NAME, lock_hashes, lock_text, parse_lock
+from tbx_envs.domains.lock import FILE_NAME, lock_text, parse_lock
 from tbx_envs.env import ToolEnv
 from tbx_envs.episode import FinishReason
 from tbx_envs.errors import DomainError, EnvironmentFault, ToolFault
@@ -39,6 +41,7 @@ from tbx_envs.task import ExpectedCall, Task, content_hash
 from tbx_envs.toolbox import Tool
 from tbx_envs.worlds import (
     WorldTemplate,
+    digest,
     domain_tools,
     lend_world,
     return_world,
@@ -79,11 +82,19 @@ def find_problems(domain: Domain, *, uids: Sequence[str] | None = None) -> list[
         except DomainError as error:
             problems.append(str(error))
     reads = _one_read_of_each_tool(tasks, domain_tools(domain))
+    hashes: dict[str, str] = {}
     for task in tasks:
-        problems += _problems_of_record(task, domain)
-        problems += _problems_of_play(task, domain, reads)
+        of_record = list(_problems_of_record(task, domain))
+        problems += of_record
+        if of_record:
+            continue  # agents and near misses may rely on what is wrong
+        try:
+            problems += _problems_of_play(template_for(task, domain), reads)
+            hashes[task.uid] = lock_hash(task, domain)
+        except DomainError as error:  # an expected call is refused or fails: nothing more can be said of the task
+            problems.append(str(error))
     if uids is None:
-        problems += _problems_of_all(tasks, domain)
+        problems += [*_problems_of_all(tasks, domain), *_problems_of_lock(hashes, domain)]
     return problems
 
 
@@ -140,7 +151,7 @@ def _fleeting() -> dict[str, str]:
             fleeting[re.escape(written)] = f"today ({written})"
     for library in _LIBRARIES:
         version = importlib.metadata.version(library)
-        fleeting[rf"(?<![\d.]){re.escape(version)}(?![\d.])"] = f"the version {version} of {library}"
+        fleeting[rf"(?<![\d.]){re.escape(version)}(?!\.?\d)"] = f"the version {version} of {library}"
     return fleeting
 
 
@@ -159,24 +170,20 @@ def _problems_of_record(task: Task, domain: Domain) -> Iterator[str]:
             yield f"task {task.uid}: {field} is {getattr(task, field)!r}, wanted {value!r}; fix its builder."
     if not isinstance(task.labels.get("pressure"), int | float):
         yield f"task {task.uid}: labels have no number 'pressure'; scripted agents need it."
-    if content_hash(task) != content_hash(family.build(number, split)):
+    if task != family.build(number, split):
         yield f"task {task.uid}: building it twice gives two tasks; draw everything from seeding.rng."
 
 
 # --- episodes -----------------------------------------------------------------------------------------------
 
 
-def _problems_of_play(task: Task, domain: Domain, reads: Sequence[ExpectedCall]) -> list[str]:
+def _problems_of_play(template: WorldTemplate, reads: Sequence[ExpectedCall]) -> list[str]:
     """Everything that needs the task's world."""
-    try:
-        template = template_for(task, domain)
-    except DomainError as error:
-        return [str(error)]
     return [
         *_problems_of_expected_calls(template, reads),
         *_problems_of_idling(template),
         *_problems_of_near_misses(template),
-        *_problems_of_conversation(task, domain),
+        *_problems_of_conversation(template.task, template.domain),
     ]
 
 
@@ -255,9 +262,10 @@ def _problems_of_near_misses(template: WorldTemplate) -> Iterator[str]:
         without = (*calls[:index], *calls[index + 1 :])
         if tools[call.tool].mutates and without not in variants.values():
             variants[f"call {index + 1} ({call.tool}) left out"] = without
+    reading = {tool.name for tool in tools.values() if not tool.mutates}
     for label, variant in variants.items():
-        try:
-            passed, answers, _ = _run(template, variant)
+        try:  # without the reads, which change nothing and only take time
+            passed, answers, _ = _run(template, [call for call in variant if call.tool not in reading])
         except ToolFault as fault:
             yield f"task {task.uid}: near miss '{label}' raised: {fault}"
             continue
@@ -271,7 +279,7 @@ def _problems_of_near_misses(template: WorldTemplate) -> Iterator[str]:
 def _problems_of_conversation(task: Task, domain: Domain) -> Iterator[str]:
     """The expected calls, and the scripted agent without a lapse, through the environment itself."""
     env = ToolEnv(task.uid)
-    env.task, env.domain = task, domain
+    env.task, env.domain = task, domain  # of the record that is checked, which may not be a registered one
     oracle = (Turn(calls=(ToolCall("", call.tool, call.arguments),)) for call in task.expected_calls)
     try:
         env.reset(seed=0)
@@ -290,23 +298,26 @@ def _problems_of_scripted(env: ToolEnv) -> Iterator[str]:
     task = env.task
     agent = env.domain.families[task.family].scripted(task, rng(0, "contract", task.uid), 0.0)
     env.reset(seed=0)
-    turn = next(agent)
-    while True:
-        num_before = len(env.transcript) + 1
-        _, reward, terminated, truncated, _ = env.step(turn)
-        if terminated or truncated:
-            break
+    answers: Transcript | None = None  # a generator is first sent None
+    ended = False
+    while not ended:
         try:
-            turn = agent.send(env.transcript[num_before:])
+            turn = agent.send(answers)
         except StopIteration:
             yield f"task {task.uid}: the scripted agent stopped before it said {DONE_MARK}."
             return
+        except Exception as error:  # the episode boundary: whatever an agent raises is a problem of its domain
+            yield f"task {task.uid}: the scripted agent raised {type(error).__name__}: {error}."
+            return
+        num_before = len(env.transcript) + 1
+        _, _, terminated, truncated, _ = env.step(turn)
+        answers, ended = env.transcript[num_before:], terminated or truncated
     episode = env.episode(0)
-    if reward != 1.0 or episode.finish_reason is not FinishReason.DONE:
-        assert episode.report is not None
+    assert episode.report is not None
+    if episode.reward != 1.0 or episode.finish_reason is not FinishReason.DONE:
         yield (
             f"task {task.uid}: the scripted agent without a lapse ended with {episode.finish_reason}, reward "
-            f"{reward:g}: {'; '.join(episode.report.differences)}\n{_indented(episode.transcript[1:])}"
+            f"{episode.reward:g}: {'; '.join(episode.report.differences)}\n{_indented(episode.transcript[1:])}"
         )
 
 
@@ -328,7 +339,9 @@ def _problems_of_all(tasks: Sequence[Task], domain: Domain) -> Iterator[str]:
     for tool in domain.tools:
         if tool.name not in used:
             yield f"tool {tool.name}: no task expects a call of it, so nothing proves it; use or remove it."
-    hashes = lock_hashes(tasks, domain)
+
+
+def _problems_of_lock(hashes: Mapping[str, str], domain: Domain) -> Iterator[str]:
     changed = [uid for uid, sha256 in hashes.items() if domain.lock.get(uid) != sha256]
     gone = [uid for uid in domain.lock if uid not in hashes]
     if changed or gone:
@@ -340,6 +353,33 @@ def _problems_of_all(tasks: Sequence[Task], domain: Domain) -> Iterator[str]:
         )
 
 
+def lock_hash(task: Task, domain: Domain) -> str:
+    """SHA-256 (hex) over the task, what else of its domain an agent or a user reads, and what its calls do.
+
+    Raises:
+        DomainError: an expected call is refused or fails.
+    """
+    template = template_for(task, domain)
+    _, answers, _ = _run(template, task.expected_calls)
+    parts = [content_hash(task), _texts(domain), [answer.text for answer in answers], digest(template.expected)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _texts(domain: Domain) -> str:
+    tools = [[tool.name, tool.description, tool.input_schema] for tool in domain.tools]
+    topics = {name: [topic.pattern, *topic.phrasings] for name, topic in domain.topics.items()}
+    return json.dumps([domain.policy, tools, topics, dict(domain.consents)], sort_keys=True)
+
+
+def lock_hashes(domain: Domain) -> dict[str, str]:
+    """uid -> hash of every frozen task.
+
+    Raises:
+        DomainError: an expected call of a task is refused or fails.
+    """
+    return {uid: lock_hash(_build(domain, uid), domain) for uid in domain.uids()}
+
+
 def relocked(domain: Domain, old_text: str) -> str:
     """The lock file's new text.
 
@@ -347,7 +387,7 @@ def relocked(domain: Domain, old_text: str) -> str:
         DomainError: a task that `old_text` names has changed or is gone, and the version was not raised.
     """
     old_version, old = parse_lock(old_text, where=f"{domain.name}/{FILE_NAME}")
-    hashes = lock_hashes((_build(domain, uid) for uid in domain.uids()), domain)
+    hashes = lock_hashes(domain)
     changed = [uid for uid, sha256 in old.items() if hashes.get(uid) != sha256]
     if changed and domain.version <= old_version:
         raise DomainError(

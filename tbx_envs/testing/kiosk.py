@@ -94,13 +94,9 @@ def place_order(
 
 
 @tool(mutates=True)
-def cancel_order(
-    context: ToolContext, *, order_id: Annotated[str, "Id of the order, for example O1."]
-) -> str:
+def cancel_order(context: ToolContext, *, order_id: Annotated[str, "Id of the order, for example O1."]) -> str:
     """Cancel an open order."""
-    changed = context.db.execute(
-        update(ORDERS).where(ORDERS.c.order_id == order_id).values(status="cancelled")
-    )
+    changed = context.db.execute(update(ORDERS).where(ORDERS.c.order_id == order_id).values(status="cancelled"))
     if changed.rowcount == 0:
         raise ToolRefusal(f"There is no order '{order_id}'.")
     return "cancelled"

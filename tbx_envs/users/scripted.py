@@ -25,9 +25,7 @@ from tbx_envs.seeding import rng
 from tbx_envs.task import Task
 
 DEFAULT = "default"  # the consent that answers what no other pattern finds
-ANYTHING_ELSE = re.compile(
-    r"\b(any\s?thing|something) (else|more)\b|\bwas that all\b|\bis that all\b", re.IGNORECASE
-)
+ANYTHING_ELSE = re.compile(r"\b(any\s?thing|something) (else|more)\b|\bwas that all\b|\bis that all\b", re.IGNORECASE)
 
 _UNKNOWN = ("I don't know.", "I'm sorry, I don't know that.", "That I don't know.")
 _YES = ("Yes, please go ahead.", "Yes, that is fine.", "Yes, I agree.", "Yes, please do that.")
@@ -93,11 +91,7 @@ def _wordings(decision: bool | None) -> tuple[str, ...]:
 
 def _found(said: str, patterns: Mapping[str, str]) -> list[str]:
     """Names whose pattern is found, in the order in which they first stand in `said`."""
-    starts = {
-        name: match.start()
-        for name, pattern in patterns.items()
-        if (match := _compiled(pattern).search(said))
-    }
+    starts = {name: match.start() for name, pattern in patterns.items() if (match := _compiled(pattern).search(said))}
     return sorted(starts, key=lambda name: starts[name])
 
 

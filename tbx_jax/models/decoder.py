@@ -15,7 +15,7 @@ Source: Qwen3 technical report, https://arxiv.org/abs/2505.09388
 
 from __future__ import annotations
 
-import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,18 +29,14 @@ _EMBEDDING_STD = 0.02
 _MASKED = -1e30  # finite, so that a difference of two masked scores is not NaN
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Fresh:
+class Fresh(NamedTuple):
     """Keys and values that were computed but are not in the cache yet."""
 
     keys_lbjkh: Float[Array, "*l b j k h"]
     values_lbjkh: Float[Array, "*l b j k h"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Cached:
+class Cached(NamedTuple):
     """The part of the cache that attention reads."""
 
     keys_lbkhs: Float[Array, "*l b k h s"]
@@ -48,9 +44,7 @@ class Cached:
 
     def layers(self) -> tuple[Cached, ...]:
         """The same, taken apart into layers."""
-        return tuple(
-            Cached(self.keys_lbkhs[layer], self.values_lbksh[layer]) for layer in range(len(self.keys_lbkhs))
-        )
+        return tuple(Cached(self.keys_lbkhs[layer], self.values_lbksh[layer]) for layer in range(len(self.keys_lbkhs)))
 
 
 class Block(nnx.Module):
@@ -119,9 +113,7 @@ class Block(nnx.Module):
         y_btd = rms_norm(x_btd, self.mlp_norm[...], config.norm_eps)
         gate_btf = jnp.einsum("btd,df->btf", y_btd, self.gate[...].astype(dtype))
         up_btf = jnp.einsum("btd,df->btf", y_btd, self.up[...].astype(dtype))
-        return x_btd + jnp.einsum(
-            "btf,fd->btd", jax.nn.silu(gate_btf) * up_btf, self.down[...].astype(dtype)
-        ), fresh
+        return x_btd + jnp.einsum("btf,fd->btd", jax.nn.silu(gate_btf) * up_btf, self.down[...].astype(dtype)), fresh
 
 
 class Decoder(nnx.Module):
@@ -268,15 +260,11 @@ def attention(
     k = fresh.keys_lbjkh.shape[-2]
     r = n // k
     query_bkqh = (query_btnh * h**-0.5).transpose(0, 2, 1, 3).reshape(b, k, r * t, h)
-    score_bkqj = jnp.einsum(
-        "bkqh,bjkh->bkqj", query_bkqh, fresh.keys_lbjkh, preferred_element_type=jnp.float32
-    )
+    score_bkqj = jnp.einsum("bkqh,bjkh->bkqj", query_bkqh, fresh.keys_lbjkh, preferred_element_type=jnp.float32)
     score_bkqj = jnp.where(jnp.tile(attends_btj, (1, r, 1))[:, None], score_bkqj, _MASKED)
     highest_bkq1 = jax.lax.stop_gradient(jnp.max(score_bkqj, axis=-1, keepdims=True))
     if cached is not None:
-        score_bkqs = jnp.einsum(
-            "bkqh,bkhs->bkqs", query_bkqh, cached.keys_lbkhs, preferred_element_type=jnp.float32
-        )
+        score_bkqs = jnp.einsum("bkqh,bkhs->bkqs", query_bkqh, cached.keys_lbkhs, preferred_element_type=jnp.float32)
         score_bkqs = jnp.where(attends_bs[:, None, None], score_bkqs, _MASKED)
         highest_bkq1 = jnp.maximum(highest_bkq1, jnp.max(score_bkqs, axis=-1, keepdims=True))
     weight_bkqj = jnp.exp(score_bkqj - highest_bkq1)

@@ -126,7 +126,7 @@ def test_call_ids_are_the_environments_own_and_count_over_the_episode(env):
 
 @pytest.mark.parametrize("arguments", [[1], "text", None, {1: 2}, {"text": {1, 2}}, {"text": object()}])
 def test_a_parsed_turn_whose_arguments_are_no_json_is_answered_and_not_run(env, arguments):
-    observation, *_, info = env.step(call("note", arguments))
+    observation = env.step(call("note", arguments))[0]
     assert observation.startswith("note was not called.")
     assert not notes_of(env)
 
@@ -311,9 +311,9 @@ def test_infos_share_no_object_that_a_caller_could_change(env):
 
 NUM_FUZZED = 10_000
 PIECES = (
-    "<think>", "</think>", "<tool_call>", "</tool_call>", "<DONE>", "{", "}", "[", "]", '"', "\\", ",", ":", "null", "NaN",
-    "1e999", "9" * 30, "\ud800", "\x00", "\u2028", "é", "🙂", "name", "arguments", "place_order", "note", "item", "code",
-    '"name"', '"arguments"', " ", "\n", "Anything else?", "code?", "paper?", "[" * 3000, '{"a":' * 500,
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "<DONE>", "{", "}", "[", "]", '"', "\\", ",", ":", "null",
+    "NaN", "1e999", "9" * 30, "\ud800", "\x00", "\u2028", "é", "🙂", "name", "arguments", "place_order", "note", "item",
+    "code", '"name"', '"arguments"', " ", "\n", "Anything else?", "code?", "paper?", "[" * 3000, '{"a":' * 500,
     '<tool_call>{"name": "note", "arguments": {"text": "\\ud800"}}</tool_call>',
     '<tool_call>{"name": "place_order", "arguments": {"item": null, "quantity": 1e400, "code": [[]]}}</tool_call>',
     '<tool_call>{"name": "cancel_order", "arguments": {"order_id": 99999999999999999999}}</tool_call>',

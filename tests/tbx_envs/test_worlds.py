@@ -61,6 +61,18 @@ def test_worlds_are_apart_and_a_restored_one_remembers_nothing(task, kiosk):
         return_world(world)
 
 
+def test_a_world_with_a_result_left_open_is_not_used_again(task, kiosk):
+    template = template_for(task, kiosk)
+    busy = lend_world(template)
+    result = busy.db.execute(select(ITEMS))
+    result.fetchone()
+    return_world(busy)
+    fresh = lend_world(template)
+    assert fresh is not busy
+    assert rows_of(fresh.raw, METADATA) == template.initial
+    return_world(fresh)
+
+
 def test_a_world_refuses_a_reference_to_nothing(world):
     with pytest.raises(sqlalchemy.exc.IntegrityError):
         world.db.execute(

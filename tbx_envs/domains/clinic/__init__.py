@@ -34,9 +34,7 @@ TOPICS = {
         ("The {value} open slot.", "The {value} one, please."),
     ),
     "specialty": Topic(r"(which|what) (kind of )?specialt", ("It is {value}.", "For {value}.")),
-    "drug": Topic(
-        r"(which|what|name of the) (drug|medicine|medication|prescription)", ("{value}.", "It is {value}.")
-    ),
+    "drug": Topic(r"(which|what|name of the) (drug|medicine|medication|prescription)", ("{value}.", "It is {value}.")),
     "fee": Topic(r"(which|what) (fee|charge)", ("The {value} fee.", "It is the {value} fee.")),
     "recipient": Topic(
         r"(which|what|who is the) recipient|(where|to whom|who) (should|shall|do) (I|we|you).{0,20}\bsen[dt]",
@@ -49,8 +47,9 @@ CONSENTS = {
     "late_fee": r"(\bfee\b|\bcosts?\b|\bcharged?\b|\$\d).*\b(agree|accept|okay|ok|consent|confirm|proceed"
     r"|continue|go ahead|still|want|fine|happy|willing)\b"
     r"|\b(agree|accept|consent|okay|ok|fine)\b.*(\bfee\b|\$\d)",
-    "default": r"\b(do you (agree|confirm|want|wish)|shall I|should I|can you confirm|would you like"
-    r"|is that (right|ok|okay|correct))\b",
+    # At the start of a clause: "Shall I go ahead?" is to be confirmed, "Where should I send them?" is not.
+    "default": r"(^|[.,:;!?]\s*|\b(and|so|then|but) )(do you (agree|confirm|want|wish)|shall I|should I"
+    r"|can you confirm|would you like|is that (right|ok|okay|correct))\b",
 }
 
 DOMAIN = Domain(

@@ -159,9 +159,7 @@ def _wanted_slot(scene: Scene, clinician: Row) -> tuple[str, Row]:
 
 
 def plant_book(scene: Scene, caller: Caller) -> Request:
-    case = draw(
-        scene.rng, {"referral": 0.42, "no referral needed": 0.15, "expired": 0.2, "no referral": 0.23}
-    )
+    case = draw(scene.rng, {"referral": 0.42, "no referral needed": 0.15, "expired": 0.2, "no referral": 0.23})
     family_doctor, *specialists = scene.tables["clinicians"]
     clinician = family_doctor if case == "no referral needed" else scene.rng.choice(specialists)
     if case in ("referral", "expired"):
@@ -264,7 +262,7 @@ def plant_phone(scene: Scene, caller: Caller) -> Request:
 
 
 # What needs a second fact, beside the birth date, to be sure who calls.
-NEEDS_PHONE = frozenset({"release", "phone"})
+NEEDS_PHONE = frozenset({plant_release, plant_phone})
 
 # --- Tasks --------------------------------------------------------------------------------------------------
 
@@ -273,7 +271,7 @@ def build(family: str, plants: tuple[Plant, ...], number: int, split: str) -> Ta
     """The task of that number: a function of (seed, family, number) alone; `split` is only written down."""
     scene = Scene(rng(SEED, "clinic", family, number))
     patient = furnish(scene)
-    needs_phone = family in ("release_records", "move_and_update")
+    needs_phone = not NEEDS_PHONE.isdisjoint(plants)
     caller = Caller(patient, knows_phone=not (needs_phone and chance(scene.rng, 0.18)))
     if family == "refill_prescription" and chance(scene.rng, 0.1):
         _plant_namesake(scene, patient)

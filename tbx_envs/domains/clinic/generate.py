@@ -58,8 +58,7 @@ class Scene:
     def rows(self) -> dict[str, tuple[Row, ...]]:
         """The world; within a table in the order of the ids, so that the order tells nothing."""
         return {
-            table: tuple(sorted(rows, key=lambda row: tuple(row.values())[:2]))
-            for table, rows in self.tables.items()
+            table: tuple(sorted(rows, key=lambda row: tuple(row.values())[:2])) for table, rows in self.tables.items()
         }
 
     def add(self, table: str, **columns: Any) -> Row:

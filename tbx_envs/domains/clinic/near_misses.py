@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tbx_envs.domains.clinic.tools import TOOLS
+from tbx_envs.errors import DomainError
 from tbx_envs.task import ExpectedCall, Task
 
 _MUTATING = frozenset(tool.name for tool in TOOLS if tool.mutates)
@@ -60,9 +61,7 @@ def _alternatives(task: Task, tool: str, argument: str, value: Any) -> Iterator[
             }
             yield {"patient_id": other["patient_id"], **stated.get(tool, {})}
         case "birth_date":
-            yield {
-                "birth_date": (datetime.date.fromisoformat(value) + datetime.timedelta(days=1)).isoformat()
-            }
+            yield {"birth_date": (datetime.date.fromisoformat(value) + datetime.timedelta(days=1)).isoformat()}
         case "last_four":
             yield {"last_four": f"{(int(value) + 1) % 10_000:04d}"}
         case "phone":
@@ -81,9 +80,7 @@ def _alternatives(task: Task, tool: str, argument: str, value: Any) -> Iterator[
         case "fee":
             yield {"fee": _FEES[(_FEES.index(value) + 1) % len(_FEES)]}
         case _:
-            raise AssertionError(
-                f"no near miss is known for argument {argument} of {tool}; add one to _alternatives"
-            )
+            raise DomainError(f"no near miss is known for argument {argument} of {tool}; add one to _alternatives.")
 
 
 def _other_visit(task: Task, visit_id: str) -> Iterator[Mapping[str, Any]]:

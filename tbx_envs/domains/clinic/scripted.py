@@ -85,9 +85,7 @@ class Desk:
         """Make these calls in one turn; returns their results."""
         first, self._num_calls = self._num_calls, self._num_calls + len(calls)
         turn = Turn(
-            calls=tuple(
-                ToolCall(f"call_{first + i}", tool, arguments) for i, (tool, arguments) in enumerate(calls)
-            )
+            calls=tuple(ToolCall(f"call_{first + i}", tool, arguments) for i, (tool, arguments) in enumerate(calls))
         )
         answers = yield turn
         return [answer for answer in answers if isinstance(answer, ToolResult)]
@@ -184,9 +182,7 @@ def _visit(desk: Desk, said: Mapping[str, str]) -> Generator[Turn, Answers, Mapp
     return next(visit for visit in visits if visit["clinician"] == said["clinician"])
 
 
-def _do_for_fee(
-    desk: Desk, visit: Mapping[str, Any], fee: str, action: tuple[str, dict[str, Any]], done: str
-) -> Words:
+def _do_for_fee(desk: Desk, visit: Mapping[str, Any], fee: str, action: tuple[str, dict[str, Any]], done: str) -> Words:
     """Cancel or move a visit; a late one only for a fee that the caller agreed to."""
     charge = ("charge_fee", {"fee": fee, "patient_id": desk.patient_id})
     if visit["starts_in_hours"] >= 24:

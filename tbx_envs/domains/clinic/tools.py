@@ -53,9 +53,7 @@ _VISITS_OF_PATIENT = (
 )
 _OPEN_SLOTS = (
     select(CLINICIANS.c.name, SLOTS.c.starts_at, SLOTS.c.slot_id)
-    .join_from(
-        CLINICIANS, SLOTS, and_(SLOTS.c.clinician_id == CLINICIANS.c.clinician_id, SLOTS.c.status == "open")
-    )
+    .join_from(CLINICIANS, SLOTS, and_(SLOTS.c.clinician_id == CLINICIANS.c.clinician_id, SLOTS.c.status == "open"))
     .order_by(SLOTS.c.starts_at, SLOTS.c.slot_id)
 )
 _SLOTS_OF_CLINICIAN = _OPEN_SLOTS.where(func.lower(CLINICIANS.c.name) == bindparam("clinician"))
@@ -137,10 +135,7 @@ def list_slots(
     rows = context.db.execute(_SLOTS_OF_CLINICIAN, {"clinician": clinician.strip().lower()}).all()
     if not rows:
         raise ToolRefusal(f"No open slot of {clinician}.")
-    return [
-        {"starts_in_hours": _hours_until(context, starts_at), "slot_id": slot_id}
-        for _, starts_at, slot_id in rows
-    ]
+    return [{"starts_in_hours": _hours_until(context, starts_at), "slot_id": slot_id} for _, starts_at, slot_id in rows]
 
 
 @tool(mutates=False)
@@ -179,9 +174,7 @@ def list_prescriptions(context: ToolContext, *, patient_id: PatientId) -> list[d
             "review_due": bool(review),
             "prescription_id": prescription_id,
         }
-        for drug, refills, review, prescription_id in _rows_of_patient(
-            context, _PRESCRIPTIONS_OF_PATIENT, patient_id
-        )
+        for drug, refills, review, prescription_id in _rows_of_patient(context, _PRESCRIPTIONS_OF_PATIENT, patient_id)
     ]
 
 
@@ -232,9 +225,7 @@ _REFUSALS_OF_PATIENT = (
 _REFUSE = insert(REFUSALS)
 
 
-def _verify(
-    context: ToolContext, patient_id: str, fact: Literal["birth_date", "phone"], given: str
-) -> dict[str, Any]:
+def _verify(context: ToolContext, patient_id: str, fact: Literal["birth_date", "phone"], given: str) -> dict[str, Any]:
     row = context.db.execute(_FACTS_OF_PATIENT, {"patient_id": patient_id, "fact": fact}).first()
     if row is None:
         raise ToolRefusal(f"There is no patient {patient_id}.")
@@ -313,9 +304,7 @@ _CANCEL = (
 _SLOT = select(SLOTS.c.clinician_id, SLOTS.c.starts_at).where(
     SLOTS.c.slot_id == bindparam("slot_id"), SLOTS.c.status == "open"
 )
-_VISIT = select(VISITS.c.clinician_id).where(
-    VISITS.c.visit_id == bindparam("visit_id"), VISITS.c.status == "booked"
-)
+_VISIT = select(VISITS.c.clinician_id).where(VISITS.c.visit_id == bindparam("visit_id"), VISITS.c.status == "booked")
 _MOVE = (
     update(VISITS)
     .where(VISITS.c.visit_id == bindparam("visit"))
@@ -423,9 +412,7 @@ def waive_charge(
 
 _REFILL_STATE = (
     select(PRESCRIPTIONS.c.prescription_id, REFILLS.c.requested_at)
-    .join_from(
-        PRESCRIPTIONS, REFILLS, REFILLS.c.prescription_id == PRESCRIPTIONS.c.prescription_id, isouter=True
-    )
+    .join_from(PRESCRIPTIONS, REFILLS, REFILLS.c.prescription_id == PRESCRIPTIONS.c.prescription_id, isouter=True)
     .where(PRESCRIPTIONS.c.prescription_id == bindparam("prescription_id"))
 )
 _REFILL = insert(REFILLS)
@@ -434,9 +421,7 @@ _RELEASE_STATE = (
     .join_from(
         RECIPIENTS,
         RELEASES,
-        and_(
-            RELEASES.c.recipient == RECIPIENTS.c.recipient, RELEASES.c.patient_id == bindparam("patient_id")
-        ),
+        and_(RELEASES.c.recipient == RECIPIENTS.c.recipient, RELEASES.c.patient_id == bindparam("patient_id")),
         isouter=True,
     )
     .where(RECIPIENTS.c.recipient == bindparam("recipient"))
@@ -459,9 +444,7 @@ def request_refill(
         raise ToolRefusal(f"There is no prescription {prescription_id}.")
     if row[1] is not None:
         raise ToolRefusal(f"A refill of {prescription_id} is requested already.")
-    context.db.execute(
-        _REFILL, {"prescription_id": prescription_id, "requested_at": context.clock.now.isoformat()}
-    )
+    context.db.execute(_REFILL, {"prescription_id": prescription_id, "requested_at": context.clock.now.isoformat()})
     return {"requested": True}
 
 
@@ -474,9 +457,7 @@ def send_records(
 ) -> dict[str, Any]:
     """Send a copy of a patient's records to a recipient."""
     _known_patient(context, patient_id)
-    row = context.db.execute(
-        _RELEASE_STATE, {"recipient": recipient.strip(), "patient_id": patient_id}
-    ).first()
+    row = context.db.execute(_RELEASE_STATE, {"recipient": recipient.strip(), "patient_id": patient_id}).first()
     if row is None:
         raise ToolRefusal(f"{recipient} is not among the clinic's recipients.")
     if row[1] is not None:

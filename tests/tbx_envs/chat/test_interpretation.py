@@ -222,9 +222,7 @@ json_values = st.recursive(
     | st.integers(-(2**63) + 1, 2**63 - 1)
     | st.floats(allow_nan=False, allow_infinity=False)
     | words
-    | st.sampled_from(
-        ["</tool_call>", "<tool_call>", "</think>", "<think>", '"}', "{", "é", "😀", "\\", "<DONE>"]
-    ),
+    | st.sampled_from(["</tool_call>", "<tool_call>", "</think>", "<think>", '"}', "{", "é", "😀", "\\", "<DONE>"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
     max_leaves=8,
 )

@@ -63,9 +63,7 @@ def test_a_decoded_turn_loses_its_end_of_turn_token_and_keeps_its_markers():
 
 
 words = st.text(max_size=12)
-calls = st.lists(
-    st.dictionaries(words, words | st.integers() | st.none(), max_size=2), min_size=1, max_size=3
-)
+calls = st.lists(st.dictionaries(words, words | st.integers() | st.none(), max_size=2), min_size=1, max_size=3)
 
 
 @st.composite
@@ -141,15 +139,9 @@ def test_a_template_that_knows_no_tool_results_is_refused():
 
 def test_a_separator_that_depends_on_the_next_role_is_taken_from_the_whole_conversation():
     separator = """{{ "##\\n" if loop.nextitem and loop.nextitem.role == "tool" else "\\n" }}{% endfor -%}"""
-    depends = CHAT_TEMPLATE.replace(
-        "<|im_end|>\n{% endfor -%}\n{%- if add", f"<|im_end|>{separator}\n{{%- if add"
-    )
+    depends = CHAT_TEMPLATE.replace("<|im_end|>\n{% endfor -%}\n{%- if add", f"<|im_end|>{separator}\n{{%- if add")
     made = ChatTemplate(byte_tokenizer(depends))
-    assert (
-        tokenizer()
-        .decode(made.continuation([ToolResult("call_0", "find", "x")]))
-        .startswith("##\n<|im_start|>")
-    )
+    assert tokenizer().decode(made.continuation([ToolResult("call_0", "find", "x")])).startswith("##\n<|im_start|>")
     assert tokenizer().decode(made.continuation([Text("user", "x")])).startswith("\n<|im_start|>")
 
 
@@ -163,6 +155,27 @@ def test_reasoning_that_the_prompt_opens_is_reasoning_even_when_never_closed():
     assert interpret(made.decode([*ids, tokenizer().eos_token_id])).calls == ()
     closed = tokenizer().encode('hm</think><tool_call>{"name": "find"}</tool_call>')
     assert [call.name for call in interpret(made.decode(closed)).calls] == ["find"]
+
+
+def test_a_template_that_silently_drops_tool_calls_or_results_is_refused():
+    no_calls = CHAT_TEMPLATE.replace("message.tool_calls or []", "[]")
+    with pytest.raises(ConfigError, match="leaves out 'find', 'note'"):
+        ChatTemplate(byte_tokenizer(no_calls))
+    no_results = CHAT_TEMPLATE.replace("in messages -%}", "in messages if message.role != 'tool' -%}")
+    with pytest.raises(ConfigError, match="so the policy would never read it"):
+        ChatTemplate(byte_tokenizer(no_results))
+
+
+def test_a_prompt_that_asks_for_no_reasoning_is_checked_without_any():
+    empty = "<think>\n\n</think>\n"
+    asks_for_none = CHAT_TEMPLATE.replace(
+        "{% if message.reasoning_content %}<think>",
+        f"{{% if message.role == 'assistant' and not message.reasoning_content %}}{empty}{{% endif -%}}\n"
+        "{% if message.reasoning_content %}<think>",
+    ).replace("<|im_start|>assistant\n{% endif -%}", f"<|im_start|>assistant\n{empty}{{% endif -%}}")
+    made = ChatTemplate(byte_tokenizer(asks_for_none))
+    assert tokenizer().decode(made.policy_turn(Turn(text="ok"))) == "ok<|im_end|>"
+    assert made.decode(tokenizer().encode("ok<|im_end|>")) == "ok"
 
 
 def test_history_with_calls_can_open_a_conversation():

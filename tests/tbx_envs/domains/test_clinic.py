@@ -12,6 +12,7 @@ import pytest
 
 from tbx_envs.backends.calls import answer_call
 from tbx_envs.domains import load_domain
+from tbx_envs.domains.clinic import scripted
 from tbx_envs.messages import Text, ToolResult, Turn
 from tbx_envs.policies import Attempt
 from tbx_envs.policies.scripted import ScriptedPlayer
@@ -174,8 +175,8 @@ def test_the_order_of_independent_actions_does_not_matter():
 def test_worlds_are_the_same_under_another_string_hashing():
     uids = [f"clinic/{family}/{number:03d}" for family in CLINIC.families for number in (0, 7)]
     program = (
-        "import sys; from tbx_envs.domains import load_domain; from tbx_envs.domains.lock import lock_hashes;"
-        "d = load_domain('clinic'); print(*lock_hashes(map(d.task, sys.argv[1:]), d).values())"
+        "import sys; from tbx_envs.domains import load_domain; from tbx_envs.testing.domain_contract import lock_hash;"
+        "d = load_domain('clinic'); print(*(lock_hash(d.task(uid), d) for uid in sys.argv[1:]))"
     )
     printed = subprocess.run(
         [sys.executable, "-c", program, *uids],
@@ -241,8 +242,8 @@ def test_what_is_done_already_cannot_be_done_again():
 def test_a_visit_moves_only_to_a_slot_of_its_clinician_and_takes_it():
     task = CLINIC.task("clinic/reschedule_visit/000")
     visit = task.world["visits"][0]
-    own = next((s for s in task.world["slots"] if s["clinician_id"] == visit["clinician_id"]))
-    other = next((s for s in task.world["slots"] if s["clinician_id"] != visit["clinician_id"]))
+    own = next(s for s in task.world["slots"] if s["clinician_id"] == visit["clinician_id"])
+    other = next(s for s in task.world["slots"] if s["clinician_id"] != visit["clinician_id"])
     _, answers = play(
         task,
         [
@@ -329,8 +330,6 @@ def test_episodes_are_short():
 
 
 def test_a_request_for_a_fact_is_not_taken_for_a_request_to_confirm_or_the_reverse():
-    from tbx_envs.domains.clinic import scripted
-
     def found(patterns, said):
         return {name for name, pattern in patterns.items() if re.search(pattern, said, re.IGNORECASE)}
 

@@ -77,9 +77,7 @@ def test_the_request_is_said_again_when_nothing_can_be_answered(says, task):
     assert all(task.user.request in says("Good morning.", seed=seed) for seed in range(20))
 
 
-@pytest.mark.parametrize(
-    "words", ["Anything else?", "Would you like anything else?", "Shall I do something else?"]
-)
+@pytest.mark.parametrize("words", ["Anything else?", "Would you like anything else?", "Shall I do something else?"])
 def test_the_conversation_ends_when_asked_after_a_call(says, words):
     answers = {says(words, *CALLED, seed=seed) for seed in range(20)}
     assert len(answers) > 1

@@ -1,0 +1,56 @@
+"""What a training run says while it runs: one line for each step, under headings that come back.
+
+The same figures and more are in `metrics.jsonl`, for programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+# Heading, width, and how a figure of the step's row is shown.
+_COLUMNS = (
+    ("step", 9, lambda row, steps: f"{row['step']}/{steps}"),
+    ("reward", 7, lambda row, _: f"{row['reward']:.3f}"),
+    ("passed", 7, lambda row, _: f"{row['pass_rate']:.1%}"),
+    ("groups", 7, lambda row, _: f"{row['groups_used']}/{row['groups_rolled']}"),
+    ("replaced", 9, lambda row, _: str(row["groups_replaced"])),
+    ("void", 5, lambda row, _: str(row["voids"])),
+    ("tokens/s", 9, lambda row, _: f"{row['sampled_tokens_per_s']:,.0f}"),
+    ("policy", 8, lambda row, _: f"{row['seconds']['policy']:.2f} s"),
+    ("envs", 8, lambda row, _: f"{row['seconds']['environment']:.2f} s"),
+    ("update", 8, lambda row, _: f"{row['seconds']['update']:.2f} s"),
+    ("logp gap", 9, lambda row, _: "" if row["logp_gap_max"] is None else f"{row['logp_gap_max']:.1e}"),
+)
+_HEADINGS_EVERY = 20
+
+
+class StepLines:
+    """Prints a line for each row of metrics.
+
+    Args:
+        num_steps: of the whole run.
+        console: None is the standard output.
+    """
+
+    def __init__(self, num_steps: int, console: Console | None = None) -> None:
+        self._num_steps = num_steps
+        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._num_lines = 0
+
+    def say(self, words: str) -> None:
+        """A sentence beside the lines."""
+        self._console.print(words, markup=False)
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """The line of one step, and a sentence where something needs attention."""
+        if self._num_lines % _HEADINGS_EVERY == 0:
+            self._console.print("".join(f"{name:>{width}}" for name, width, _ in _COLUMNS), style="bold")
+        self._num_lines += 1
+        self.say("".join(f"{show(row, self._num_steps):>{width}}" for _, width, show in _COLUMNS))
+        if not row["updated"]:
+            self.say(f"step {row['step']}: no group had mixed outcomes; the update was skipped")
+        if row["set_aside"]:
+            self.say(f"step {row['step']}: void after all retries, passed over: {', '.join(row['set_aside'])}")

@@ -1,0 +1,60 @@
+"""A policy model as a player: what `tbx evaluate` and `tbx pool` use for a policy's folder.
+
+Evaluation runs the very code that rollouts run, so a policy is measured as it was trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tbx_envs.chat.template import ChatTemplate
+from tbx_envs.episode import Episode
+from tbx_envs.policies import Attempt
+from tbx_envs.vector import EpisodeSlots
+from tbx_jax.compilation import enable_compilation_cache
+from tbx_jax.config import MeshConfig, SamplingConfig
+from tbx_jax.mesh import build_mesh, shard_tree
+from tbx_jax.models import parameter_letters
+from tbx_jax.rollout import run_attempts
+from tbx_jax.sampler import Sampler
+from tbx_jax.weights import load_policy
+
+
+class CheckpointPlayer:
+    """Plays attempts with the policy of a folder, many episodes together.
+
+    Args:
+        policy: a folder that `tbx_jax.weights.save_policy` wrote, or the name of a shipped policy.
+        sampling: temperature, limits, how many episodes are in flight together.
+        mesh: devices and rules.
+        seed: of the sampler; an attempt's own seed counts as well.
+
+    Raises:
+        CheckpointError: no such policy, or its files do not fit.
+        ConfigError: the policy, its chat template, the sampling and the mesh do not go together.
+    """
+
+    def __init__(self, policy: str, sampling: SamplingConfig, mesh: MeshConfig, seed: int) -> None:
+        enable_compilation_cache()
+        model, params, tokenizer = load_policy(policy)
+        devices = build_mesh(mesh)
+        self._params = shard_tree(params, parameter_letters(model), devices, mesh.rules)
+        self._chat = ChatTemplate(tokenizer)
+        self._sampling = sampling
+        self._sampler = Sampler(model, self._chat.end_of_turn_ids, sampling, seed, mesh=devices, rules=mesh.rules)
+
+    def play(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
+        """One episode for each attempt, in the order in which they end; void ones too."""
+        slots = EpisodeSlots(self._sampling.slots)
+        try:
+            for rollout in run_attempts(
+                self._sampler,
+                self._params,
+                slots,
+                self._chat,
+                attempts,
+                max_episode_tokens=self._sampling.max_episode_tokens,
+            ):
+                yield rollout.episode
+        finally:
+            slots.close()

@@ -1,0 +1,266 @@
+"""`tbx train`: GRPO on a pool of tasks. Read this file first; each line of the loop is a call into a module
+of that name.
+
+    collect   groups of attempts with mixed outcomes      plan, rollout, groups
+    batch     their tokens, each with its advantage       advantages, batching
+    update    one optimizer step on the clipped loss      losses, learner
+    report    a line of metrics                           metrics_log, console
+    keep      a checkpoint every few steps                checkpoint
+
+Everything random is a function of (seed, step, names), so a run that is killed anywhere and started again
+with the same output_dir ends with the parameters, task order and metrics of one that never stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import pathlib
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tbx_envs.campaign_files import write_json
+from tbx_envs.chat.template import ChatTemplate
+from tbx_envs.episode import FinishReason
+from tbx_envs.errors import ConfigError, EnvironmentFault
+from tbx_envs.pool import load_pool, refuse_heldout
+from tbx_envs.task_lists import select_tasks
+from tbx_envs.vector import EpisodeSlots
+from tbx_jax.advantages import group_advantages
+from tbx_jax.batching import Batch, build_batch, length_buckets
+from tbx_jax.checkpoint import Checkpoints, Progress, refuse_changed_config
+from tbx_jax.compilation import enable_compilation_cache
+from tbx_jax.config import AlgoConfig, TrainConfig
+from tbx_jax.console import StepLines
+from tbx_jax.groups import Collected, Group, collect_groups
+from tbx_jax.learner import LearnerState, build_learner
+from tbx_jax.losses import PolicyMetrics
+from tbx_jax.metrics_log import MetricsLog, read_metrics
+from tbx_jax.plan import TaskPlan
+from tbx_jax.rollout import Stopwatch, run_attempts
+from tbx_jax.sampler import Sampler
+from tbx_jax.weights import load_policy, save_policy
+
+
+def run(config: TrainConfig) -> dict[str, Any]:
+    """Trains as configured, or goes on where a run in the same `output_dir` stopped.
+
+    `output_dir` gets `metrics.jsonl` (one line per step), `checkpoints/`, and at the end `policy/` (a folder
+    that `tbx evaluate policy=` takes) and `summary.json`.
+
+    Returns:
+        What `summary.json` holds.
+
+    Raises:
+        ConfigError: the run cannot start or go on as configured.
+        EnvironmentFault: too many attempts were void; the last checkpoint stays.
+    """
+    enable_compilation_cache()
+    slots = EpisodeSlots(config.sampling.slots)
+    try:
+        return train(config, tasks_to_train_on(config), slots)
+    finally:
+        slots.close()
+
+
+def tasks_to_train_on(config: TrainConfig) -> tuple[str, ...]:
+    """The tasks of the pool that are among `tasks`; without a pool all of `tasks`.
+
+    Raises:
+        ConfigError: no such tasks or pool, tasks held out for evaluation, or none left.
+    """
+    chosen = select_tasks(config.tasks)
+    if config.pool is None:
+        uids = chosen
+    else:
+        pool = load_pool(config.pool)
+        uids = tuple(uid for uid in pool.uids if uid in set(chosen))
+        if not uids:
+            raise ConfigError(
+                f"none of the {len(pool.uids)} tasks in {config.pool} is among tasks={config.tasks} ({len(chosen)} "
+                f"tasks). Choose tasks that the pool has, or another pool."
+            )
+    refuse_heldout(uids)
+    return uids
+
+
+def train(config: TrainConfig, uids: Sequence[str], slots: EpisodeSlots) -> dict[str, Any]:
+    """`run` on given tasks and environments."""
+    output = pathlib.Path(config.output_dir)
+    algo, sampling, optim = config.algo, config.sampling, config.optim
+
+    model, params, tokenizer = load_policy(config.policy)
+    chat = ChatTemplate(tokenizer)
+    learner = build_learner(
+        model,
+        optim=optim,
+        mesh=config.mesh,
+        num_steps=config.steps,
+        algo=algo,
+        temperature=sampling.temperature,
+    )
+    sampler = Sampler(model, chat.end_of_turn_ids, sampling, config.seed, mesh=learner.mesh, rules=config.mesh.rules)
+    plan = TaskPlan(tuple(uids), config.seed)
+    buckets = length_buckets(sampling.max_episode_tokens)
+    lines = StepLines(config.steps)
+
+    with contextlib.ExitStack() as stack:
+        checkpoints = stack.enter_context(contextlib.closing(Checkpoints(output / "checkpoints")))
+        state, progress = _resumed(checkpoints, learner.init(params), config, plan)
+        log = MetricsLog(output / "metrics.jsonl", last_step=progress.step)
+        stack.enter_context(contextlib.closing(log))
+        lines.say(f"{len(uids)} tasks, policy {config.policy}, steps {progress.step + 1} to {config.steps}")
+        try:
+            for step in range(progress.step + 1, config.steps + 1):
+                watch = Stopwatch()
+                roll = functools.partial(
+                    run_attempts,
+                    sampler,
+                    state.params,
+                    slots,
+                    chat,
+                    max_episode_tokens=sampling.max_episode_tokens,
+                    stopwatch=watch,
+                )
+                collected = collect_groups(roll, plan, progress.position, algo=algo, seed=config.seed, step=step)
+                batch = batch_of(collected.groups, algo, buckets)
+                with _interrupts_wait():
+                    with watch.running("update"):
+                        state, figures = learner.update(state, batch) if collected.groups else (state, None)
+                    progress = dataclasses.replace(progress, step=step, position=collected.position)
+                    row = metrics_of(step, collected, batch, figures, watch.seconds)
+                    log.write(row)
+                    lines.step(row)
+                    if step % config.checkpoint_every == 0 or step == config.steps:
+                        checkpoints.save(state, progress)
+        except (KeyboardInterrupt, EnvironmentFault):
+            checkpoints.save(state, progress)
+            raise
+    save_policy(output / "policy", model, state.params, tokenizer)
+    summary = summary_of(read_metrics(output / "metrics.jsonl"), config)
+    write_json(output / "summary.json", summary)
+    lines.say(f"policy written to {output / 'policy'}")
+    return summary
+
+
+def batch_of(groups: Sequence[Group], algo: AlgoConfig, buckets: Sequence[int]) -> Batch:
+    """The trajectories of all groups, each with its advantage within its own group."""
+    advantages = [group_advantages(group.reward_g, normalize_by_std=algo.normalize_by_std) for group in groups]
+    return build_batch(
+        [member.trajectory for group in groups for member in group.members if member.trajectory is not None],
+        np.concatenate(advantages) if advantages else np.zeros(0, np.float32),
+        micro_batch=algo.micro_batch,
+        buckets=buckets,
+    )
+
+
+def metrics_of(
+    step: int,
+    collected: Collected,
+    batch: Batch,
+    figures: dict[str, float] | None,
+    seconds: dict[str, float],
+) -> dict[str, Any]:
+    """The row of one step in `metrics.jsonl`.
+
+    Rates are over every clean attempt of complete groups, also of those that were replaced: what is trained
+        on was
+    chosen by outcome and would flatter or slander the policy.
+    """
+    episodes = [member.episode for group in collected.rolled for member in group.members]
+    num_sampled = sum(episode.usage["sampled_tokens"] for episode in episodes)
+    seconds = {part: round(seconds.get(part, 0.0), 4) for part in ("policy", "environment", "update")}
+    rollout_s = seconds["policy"] + seconds["environment"]
+    return {
+        "step": step,
+        "updated": figures is not None,
+        "reward": _mean([episode.reward for episode in episodes]),
+        "pass_rate": _mean([episode.passed for episode in episodes]),
+        "truncated": _mean([episode.finish_reason is FinishReason.TRUNCATED for episode in episodes]),
+        "agent_turns": _mean([episode.usage["agent_turns"] for episode in episodes]),
+        "episodes": len(episodes),
+        "groups_used": len(collected.groups),
+        "groups_rolled": len(collected.rolled),
+        "groups_replaced": collected.num_replaced,
+        "groups_dropped": collected.num_mixed - len(collected.groups),
+        "rounds": collected.num_rounds,
+        "voids": collected.num_voids,
+        "set_aside": list(collected.set_aside),
+        "sampled_tokens": num_sampled,
+        "batch_tokens": batch.num_tokens,
+        "trained_tokens": batch.num_trained,
+        "sampled_tokens_per_s": num_sampled / rollout_s if rollout_s else 0.0,
+        "seconds": {"rollout": rollout_s, **seconds},
+        **(figures or dict.fromkeys((*PolicyMetrics._fields, "grad_norm", "learning_rate"))),
+    }
+
+
+def summary_of(rows: Sequence[dict[str, Any]], config: TrainConfig) -> dict[str, Any]:
+    """What is worth knowing of a finished run; pass rates are means over a tenth of the steps."""
+    tenth = max(1, len(rows) // 10)
+    parts = {part: sum(row["seconds"][part] for row in rows) for part in ("policy", "environment", "update")}
+    return {
+        "seed": config.seed,
+        "steps": len(rows),
+        "updates": sum(row["updated"] for row in rows),
+        "pass_rate_first": _mean([row["pass_rate"] for row in rows[:tenth]]),
+        "pass_rate_last": _mean([row["pass_rate"] for row in rows[-tenth:]]),
+        "voids": sum(row["voids"] for row in rows),
+        "logp_gap_max": max((row["logp_gap_max"] or 0.0 for row in rows), default=0.0),
+        "seconds": parts,
+        "environment_share": parts["environment"] / max(sum(parts.values()), 1e-9),
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    return float(np.mean(np.array(values, np.float64))) if len(values) else 0.0
+
+
+def _resumed(
+    checkpoints: Checkpoints, state: LearnerState, config: TrainConfig, plan: TaskPlan
+) -> tuple[LearnerState, Progress]:
+    """State and progress of the newest checkpoint; the given state at step 0 where there is none.
+
+    Raises:
+        ConfigError: the checkpoint is of another configuration or of other tasks.
+    """
+    tasks = hashlib.sha256("\n".join(sorted(plan.uids)).encode()).hexdigest()
+    fresh = Progress(step=0, position=0, config=config.model_dump(mode="json"), tasks=tasks)
+    saved = checkpoints.read_progress()
+    if saved is None:
+        return state, fresh
+    refuse_changed_config(saved.config, fresh.config)
+    if saved.tasks != tasks:
+        raise ConfigError(
+            f"output_dir holds a run on other tasks than the {len(plan.uids)} given now: what "
+            f"{config.pool or config.tasks} names has changed since. Give the tasks it was started with, or another "
+            f"output_dir for a new run."
+        )
+    return checkpoints.restore(state), dataclasses.replace(fresh, step=saved.step, position=saved.position)
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Keeps Ctrl-C waiting: between the first and the last line of a step there is no state worth keeping."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
+        yield
+        return
+    interrupted = False
+
+    def remember(*_: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupted:
+        raise KeyboardInterrupt

@@ -1,0 +1,55 @@
+import importlib.metadata
+import json
+import shutil
+import subprocess
+import sys
+
+from tbx_envs.provenance import library_versions, write_provenance
+from tbx_envs.version import __version__
+
+
+def test_a_run_records_its_command_configuration_and_versions(tmp_path):
+    write_provenance(tmp_path / "run", {"seed": 3}, ["tbx", "evaluate", "seed=3"])
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["command"] == ["tbx", "evaluate", "seed=3"]
+    assert record["config"] == {"seed": 3}
+    assert record["tbx"] == __version__
+    assert record["libraries"]["scipy"] == importlib.metadata.version("scipy")
+
+
+def test_libraries_that_are_not_installed_are_left_out(monkeypatch):
+    def version(name):
+        if name == "jax":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert "jax" not in library_versions()
+    assert library_versions()["numpy"] == "1"
+
+
+def test_the_commit_is_the_packages_own_and_never_that_of_a_repository_around_it(tmp_path):
+    import tbx_envs
+
+    # A copy of the package as it lies in a virtual environment inside somebody's repository.
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    copied = tmp_path / "site" / "tbx_envs"
+    shutil.copytree(tbx_envs.__path__[0], copied, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "readme").write_text("theirs")
+    for arguments in (["init", "-q"], ["add", "readme"], ["commit", "-q", "-m", "theirs"]):
+        subprocess.run([*git, *arguments], check=True, capture_output=True)
+    code = "from tbx_envs.provenance import commit; print(commit())"
+
+    def found():
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path / "site", capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    assert found() == "None"
+    for arguments in (["add", "site"], ["commit", "-q", "-m", "ours"]):
+        subprocess.run([*git, *arguments], check=True, capture_output=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert found() == head
+    (copied / "version.py").write_text('__version__ = "9"\n')
+    assert found() == head + "+"
