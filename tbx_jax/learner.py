@@ -91,6 +91,9 @@ class Learner:
     def init(self, params: Params) -> LearnerState:
         """The state to start from. Takes `params` over: updates reuse their memory."""
         params = shard_tree(params, parameter_letters(self.model), self.mesh, dict(self.rules))
+        # Through a compiled function, as all later parameters: equal placements are otherwise written in two ways, and
+        # everything that reads parameters would be compiled twice.
+        params = _as_updated(self, params)
         everywhere = NamedSharding(self.mesh, PartitionSpec())
         opt_state, step = jax.tree.map(
             # Moments are made like their parameters, placement included; counters are not.
@@ -235,6 +238,11 @@ def build_learner(
         mesh=build_mesh(mesh),
         rules=tuple(sorted(mesh.rules.items())),
     )
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _as_updated(learner: Learner, params: Params) -> Params:
+    return _like_parameters(learner, params)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))

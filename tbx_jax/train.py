@@ -115,7 +115,7 @@ def train(config: TrainConfig, uids: Sequence[str], slots: EpisodeSlots) -> dict
         state, progress = _resumed(checkpoints, learner.init(params), config, plan)
         log = MetricsLog(output / "metrics.jsonl", last_step=progress.step)
         stack.enter_context(contextlib.closing(log))
-        lines.say(f"{len(uids)} tasks, policy {config.policy}, steps {progress.step + 1} to {config.steps}")
+        lines.say(f"{len(uids)} tasks, policy {config.policy}: {progress.step} of {config.steps} steps are done")
         try:
             for step in range(progress.step + 1, config.steps + 1):
                 watch = Stopwatch()
@@ -192,6 +192,7 @@ def metrics_of(
         "rounds": collected.num_rounds,
         "voids": collected.num_voids,
         "set_aside": list(collected.set_aside),
+        "tasks": [group.uid for group in collected.rolled],
         "sampled_tokens": num_sampled,
         "batch_tokens": batch.num_tokens,
         "trained_tokens": batch.num_trained,

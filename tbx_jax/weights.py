@@ -73,7 +73,7 @@ _NAMES: dict[tuple[str, ...], tuple[str, int | None]] = {
 def load_policy(folder_or_name: str | os.PathLike[str]) -> tuple[Model, Params, PreTrainedTokenizerBase]:
     """A policy from a folder, or the shipped one of that name (`nano`).
 
-    Parameters are numpy arrays; whoever computes with them places them on devices.
+    Parameters lie on the default device; `tbx_jax.mesh.shard_tree` spreads them over a mesh.
 
     Raises:
         CheckpointError: no such policy, or files that are missing or do not fit together.
@@ -168,7 +168,7 @@ def save_policy(
         raise CheckpointError(
             f"{folder}: not saved, replacing the folder would delete {', '.join(others)}; give a folder for the policy alone"
         )
-    tensors = _tensors_of(model, params, folder)
+    tensors = model_tensors(model, params)
     fields = {"model_type": MODEL_TYPE, "vocabulary": model.vocabulary, **model.config.model_dump()}
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = pathlib.Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -225,8 +225,12 @@ def _flat(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     return {key: leaf for name, branch in tree.items() for key, leaf in _flat(branch, (*path, name)).items()}
 
 
-def _tensors_of(model: Model, params: Params, folder: pathlib.Path) -> dict[str, np.ndarray]:
-    """The parameters as the tensors of a file."""
+def model_tensors(model: Model, params: Params) -> dict[str, np.ndarray]:
+    """The parameters as the tensors of a file.
+
+    Raises:
+        CheckpointError: parameters that are not those of the model.
+    """
     wanted = _flat(abstract(model.config, model.vocabulary)[1])
     given = _flat(jax.device_get(params))
     problems = [
@@ -236,7 +240,7 @@ def _tensors_of(model: Model, params: Params, folder: pathlib.Path) -> dict[str,
         if path not in given or path not in wanted or np.shape(given[path]) != wanted[path].shape
     ]
     if problems:
-        raise CheckpointError(f"{folder}: not saved, the parameters are not the model's: {'; '.join(problems)}")
+        raise CheckpointError(f"the parameters are not the model's: {'; '.join(problems)}. Save a model with its own parameters.")
     tensors = {}
     for name, place in _places(params).items():
         part = given[place.path] if place.layer is None else given[place.path][place.layer]
@@ -278,4 +282,4 @@ def _params_from(tensors: dict[str, np.ndarray], wanted: Params, folder: pathlib
         if place.is_projection:
             part = part.T.reshape(place.natural)
         arrays[place.path][... if place.layer is None else place.layer] = part
-    return params
+    return jax.device_put(params)

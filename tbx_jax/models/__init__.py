@@ -42,8 +42,13 @@ class Model:
 
 def build(config: ModelConfig, vocabulary: int, key: jax.Array) -> tuple[Model, Params]:
     """A model with random parameters."""
-    graphdef, state = nnx.split(Decoder(config, vocabulary, nnx.Rngs(params=key)), nnx.Param)
-    return Model(config, vocabulary, graphdef), nnx.to_pure_dict(state)
+    model, _ = abstract(config, vocabulary)
+
+    @jax.jit
+    def parameters(key: jax.Array) -> Params:
+        return nnx.to_pure_dict(nnx.state(Decoder(config, vocabulary, nnx.Rngs(params=key)), nnx.Param))
+
+    return model, parameters(key)
 
 
 def abstract(config: ModelConfig, vocabulary: int) -> tuple[Model, Params]:
@@ -95,14 +100,10 @@ def apply(
     decoder = nnx.merge(model.graphdef, params)
     if cache is None:
         if valid_bt is not None or attend_length is not None:
-            raise ShapeError(
-                "valid_bt and attend_length belong to a cache, and there is none; leave them out"
-            )
+            raise ShapeError("valid_bt and attend_length belong to a cache, and there is none; leave them out")
         return _full(decoder, model, tokens_bt, segments_bt, remat), None
     if segments_bt is not None:
-        raise ShapeError(
-            "segments_bt packs several sequences in a row, and a row of a cache is one; leave one out"
-        )
+        raise ShapeError("segments_bt packs several sequences in a row, and a row of a cache is one; leave one out")
     hidden_btd, fresh = with_cache(model, params, tokens_bt, cache, attend_length)
     if valid_bt is None:
         num_new_b = jnp.full(tokens_bt.shape[:1], tokens_bt.shape[1], jnp.int32)
@@ -128,9 +129,7 @@ def _full(
         starts_bt = jnp.pad(segments_bt[:, 1:] != segments_bt[:, :-1], ((0, 0), (1, 0)), constant_values=True)
         position_bt = position_bt - jax.lax.cummax(jnp.where(starts_bt, position_bt, 0), axis=1)
     recent_bm = jnp.full((b, model.config.token_shift), NO_TOKEN, tokens_bt.dtype)
-    hidden_btd, _ = decoder(
-        tokens_bt, recent_bm, position_bt, attends_btj, segments_bt=segments_bt, remat=remat
-    )
+    hidden_btd, _ = decoder(tokens_bt, recent_bm, position_bt, attends_btj, segments_bt=segments_bt, remat=remat)
     return hidden_btd
 
 

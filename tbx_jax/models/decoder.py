@@ -42,22 +42,17 @@ class Cached(NamedTuple):
     keys_lbkhs: Float[Array, "*l b k h s"]
     values_lbksh: Float[Array, "*l b k s h"]
 
-    def layers(self) -> tuple[Cached, ...]:
+    def layers(self) -> list[Cached]:
         """The same, taken apart into layers."""
-        return tuple(Cached(self.keys_lbkhs[layer], self.values_lbksh[layer]) for layer in range(len(self.keys_lbkhs)))
+        return [Cached(self.keys_lbkhs[layer], self.values_lbksh[layer]) for layer in range(len(self.keys_lbkhs))]
 
 
 class Block(nnx.Module):
     """One layer. Built with all layers' parameters stacked, called with one layer's by `Decoder`'s scan."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        d, n, k, h, f = (
-            config.width,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_width,
-            config.mlp_width,
-        )
+        d, f = config.width, config.mlp_width
+        n, k, h = config.num_heads, config.num_kv_heads, config.head_width
         layers = config.num_layers
         # Projections back into the residual stream start smaller, so that its variance does not grow with depth.
         out_std = (2 * layers) ** -0.5
@@ -145,7 +140,7 @@ class Decoder(nnx.Module):
         segments_bt: Int[Array, "b t"] | None = None,
         fresh: Fresh | None = None,
         at: Int[Array, ""] | int = 0,
-        cached: Cached | tuple[Cached, ...] | None = None,
+        cached: Cached | list[Cached] | None = None,
         attends_bs: Bool[Array, "b s"] | None = None,
         remat: bool = False,
     ) -> tuple[Float[Array, "b t d"], Fresh]:
@@ -159,7 +154,7 @@ class Decoder(nnx.Module):
             segments_bt: packed sequences; token shift does not cross from one into the next.
             fresh: a buffer that already holds earlier fresh tokens; None when there are none but these.
             at: where in the buffer these tokens go.
-            cached: the part of the cache to read. As a tuple of layers (`Cached.layers`) no layer is copied out of
+            cached: the part of the cache to read. As a list of layers (`Cached.layers`) no layer is copied out of
                 the whole again in each step of a loop; the layers are then compiled one by one.
             attends_bs: True where a row's cache holds a token.
             remat: recompute a layer in the backward pass instead of keeping its activations.
@@ -174,7 +169,7 @@ class Decoder(nnx.Module):
 
         if remat:
             layer = jax.checkpoint(layer, prevent_cse=False)
-        if isinstance(cached, tuple):
+        if isinstance(cached, list):
             news = []
             for index, cached_layer in enumerate(cached):
                 parameters_layer, fresh_layer = jax.tree.map(lambda leaf: leaf[index], (parameters, fresh))  # noqa: B023
