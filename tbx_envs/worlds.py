@@ -1,8 +1,9 @@
 """Worlds: the database of an episode, made from a template in microseconds and compared row by row.
 
-    template = template_for(task, domain)      once per task: tables, rows, and the rows after the expected
-    calls world = lend_world(template)               a slot from the process's pool, restored by SQLite's
-    backup rows_of(world.raw, domain) == template.expected return_world(world)
+    template = template_for(task, domain)      # once per task: tables, rows, and the rows after the expected calls
+    world = lend_world(template)               # from the process's pool, restored by SQLite's backup
+    rows_of(world.raw, domain.metadata) == template.expected
+    return_world(world)
 
 A world is an in-memory SQLite database behind one SQLAlchemy connection that lives as long as the process.
 All of them hang on one engine, so a statement is compiled once per process, not once per episode.

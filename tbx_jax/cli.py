@@ -111,7 +111,7 @@ def _hydra(name: str, record_name: str, run: str) -> Callable[[Arguments], int]:
             write_provenance(config.output_dir, config.model_dump(mode="json"), ["tbx", name, *rest])
             _imported(run)(config)
 
-        sys.argv = [f"tbx {name}", *rest, f"hydra.job.name={name}"]
+        sys.argv = [f"tbx {name}", f"hydra.job.name={name}", *rest]
         os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors come out, so that `main` words them
         try:
             program()

@@ -169,8 +169,7 @@ def metrics_of(
 ) -> dict[str, Any]:
     """The row of one step in `metrics.jsonl`.
 
-    Rates are over every clean attempt of complete groups, also of those that were replaced: what is trained
-        on was
+    Rates are over every clean attempt of complete groups, also of those that were replaced: what is trained on was
     chosen by outcome and would flatter or slander the policy.
     """
     episodes = [member.episode for group in collected.rolled for member in group.members]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tbx_envs.episode import Episode
 
@@ -29,6 +29,7 @@ class Attempt:
     seed: int
 
 
+@runtime_checkable
 class Player(Protocol):
     """Plays attempts."""
 

@@ -7,10 +7,12 @@ of float32 arrays). Sampler and learner call the same functions, so that their l
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
@@ -41,29 +43,32 @@ class Model:
 
 
 def build(config: ModelConfig, vocabulary: int, key: jax.Array) -> tuple[Model, Params]:
-    """A model with random parameters."""
+    """A model with random parameters, drawn on the host: a program per shape takes long to compile."""
     model, _ = abstract(config, vocabulary)
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
 
-    @jax.jit
-    def parameters(key: jax.Array) -> Params:
-        return nnx.to_pure_dict(nnx.state(Decoder(config, vocabulary, nnx.Rngs(params=key)), nnx.Param))
+    def draw(parameter: nnx.Param) -> np.ndarray:
+        noise = rng.standard_normal(parameter.shape, np.float32) if parameter.std else np.zeros(parameter.shape)
+        return (parameter.start + parameter.std * noise).astype(parameter.dtype)
 
-    return model, parameters(key)
+    return model, jax.device_put(_each_parameter(model, draw))
 
 
 def abstract(config: ModelConfig, vocabulary: int) -> tuple[Model, Params]:
-    """The same without memory: `jax.ShapeDtypeStruct` in place of arrays."""
-    decoder = nnx.eval_shape(lambda: Decoder(config, vocabulary, nnx.Rngs(params=0)))
-    graphdef, state = nnx.split(decoder, nnx.Param)
+    """The same without numbers: `jax.ShapeDtypeStruct` in place of arrays."""
+    graphdef, state = nnx.split(Decoder(config, vocabulary), nnx.Param)
     return Model(config, vocabulary, graphdef), nnx.to_pure_dict(state)
 
 
 def parameter_letters(model: Model) -> Params:
     """For each parameter its axes as letters (`"l d n h"`), in the structure of the parameters."""
-    decoder = nnx.eval_shape(lambda: Decoder(model.config, model.vocabulary, nnx.Rngs(params=0)))
-    state = nnx.state(decoder, nnx.Param)
-    is_param = lambda leaf: isinstance(leaf, nnx.Param)  # noqa: E731
-    return nnx.to_pure_dict(jax.tree.map(lambda leaf: leaf.letters, state, is_leaf=is_param))
+    return _each_parameter(model, lambda parameter: parameter.letters)
+
+
+def _each_parameter(model: Model, function: Callable[[nnx.Param], Any]) -> Params:
+    """What `function` makes of each parameter's description, in the structure of the parameters."""
+    state = nnx.state(Decoder(model.config, model.vocabulary), nnx.Param)
+    return nnx.to_pure_dict(jax.tree.map(function, state, is_leaf=lambda leaf: isinstance(leaf, nnx.Param)))
 
 
 def apply(

@@ -47,35 +47,37 @@ class Cached(NamedTuple):
         return [Cached(self.keys_lbkhs[layer], self.values_lbksh[layer]) for layer in range(len(self.keys_lbkhs))]
 
 
+def parameter(shape: tuple[int, ...], letters: str, *, start: float = 0.0, std: float = 0.0) -> nnx.Param:
+    """The description of a parameter: its axes, and its initial values, `start` plus normal noise of this deviation.
+
+    A decoder is made of descriptions only; numbers come in with `nnx.merge` (`tbx_jax.models.build` draws some).
+    """
+    return nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), letters=letters, start=start, std=std)
+
+
 class Block(nnx.Module):
     """One layer. Built with all layers' parameters stacked, called with one layer's by `Decoder`'s scan."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig):
         d, f = config.width, config.mlp_width
         n, k, h = config.num_heads, config.num_kv_heads, config.head_width
-        layers = config.num_layers
+        l = config.num_layers  # noqa: E741
         # Projections back into the residual stream start smaller, so that its variance does not grow with depth.
-        out_std = (2 * layers) ** -0.5
-
-        def normal(shape: tuple[int, ...], std: float, letters: str) -> nnx.Param:
-            return nnx.Param(std * jax.random.normal(rngs.params(), (layers, *shape)), letters=letters)
-
-        def ones(width: int, letters: str) -> nnx.Param:
-            return nnx.Param(jnp.ones((layers, width)), letters=letters)
+        out_scale = (2 * l) ** -0.5
 
         self.config = config
-        self.attention_norm = ones(d, "l d")
-        self.query = normal((d, n, h), d**-0.5, "l d n h")
-        self.key = normal((d, k, h), d**-0.5, "l d k h")
-        self.value = normal((d, k, h), d**-0.5, "l d k h")
-        self.out = normal((n, h, d), out_std * (n * h) ** -0.5, "l n h d")
+        self.attention_norm = parameter((l, d), "l d", start=1.0)
+        self.query = parameter((l, d, n, h), "l d n h", std=d**-0.5)
+        self.key = parameter((l, d, k, h), "l d k h", std=d**-0.5)
+        self.value = parameter((l, d, k, h), "l d k h", std=d**-0.5)
+        self.out = parameter((l, n, h, d), "l n h d", std=out_scale * (n * h) ** -0.5)
         if config.qk_norm:
-            self.query_norm = ones(h, "l h")
-            self.key_norm = ones(h, "l h")
-        self.mlp_norm = ones(d, "l d")
-        self.gate = normal((d, f), d**-0.5, "l d f")
-        self.up = normal((d, f), d**-0.5, "l d f")
-        self.down = normal((f, d), out_std * f**-0.5, "l f d")
+            self.query_norm = parameter((l, h), "l h", start=1.0)
+            self.key_norm = parameter((l, h), "l h", start=1.0)
+        self.mlp_norm = parameter((l, d), "l d", start=1.0)
+        self.gate = parameter((l, d, f), "l d f", std=d**-0.5)
+        self.up = parameter((l, d, f), "l d f", std=d**-0.5)
+        self.down = parameter((l, f, d), "l f d", std=out_scale * f**-0.5)
 
     def __call__(
         self,
@@ -114,21 +116,16 @@ class Block(nnx.Module):
 class Decoder(nnx.Module):
     """Token ids in, normed hidden states out; `unembed` makes logits of them."""
 
-    def __init__(self, config: ModelConfig, vocabulary: int, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, vocabulary: int):
+        d, v, m = config.width, vocabulary, config.token_shift
         self.config = config
-
-        def table() -> nnx.Param:
-            return nnx.Param(
-                _EMBEDDING_STD * jax.random.normal(rngs.params(), (vocabulary, config.width)), letters="v d"
-            )
-
-        self.embedding = table()
-        if config.token_shift:
-            self.token_shift = nnx.Param(jnp.zeros((config.token_shift, config.width)), letters="m d")
-        self.layers = Block(config, rngs)
-        self.norm = nnx.Param(jnp.ones((config.width,)), letters="d")
+        self.embedding = parameter((v, d), "v d", std=_EMBEDDING_STD)
+        if m:
+            self.token_shift = parameter((m, d), "m d")
+        self.layers = Block(config)
+        self.norm = parameter((d,), "d", start=1.0)
         if not config.tie_embeddings:
-            self.unembedding = table()
+            self.unembedding = parameter((v, d), "v d", std=_EMBEDDING_STD)
 
     def __call__(
         self,

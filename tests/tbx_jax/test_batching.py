@@ -2,6 +2,7 @@
 
 import itertools
 
+import jaxtyping
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -76,6 +77,7 @@ def test_a_trajectory_longer_than_the_last_bucket_is_an_error():
         build_batch([trajectory(300)], np.ones(1, np.float32), micro_batch=1, buckets=(256,))
 
 
-def test_a_trajectory_whose_parts_differ_in_length_is_an_error():
+def test_a_trajectory_whose_parts_differ_in_length_is_an_error(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as outside of tests
     with pytest.raises(ShapeError, match="3 tokens"):
         Trajectory("t", 0, 1.0, False, np.zeros(3, np.int32), np.zeros(3, bool), np.zeros(2, np.float32))

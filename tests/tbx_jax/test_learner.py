@@ -1,5 +1,6 @@
 """The learner against plain gradients, against itself cut otherwise, and against itself on eight devices."""
 
+import functools
 import math
 
 import chex
@@ -51,10 +52,17 @@ ALGO = AlgoConfig(
 ONE = MeshConfig(axes={"fsdp": 1}, rules={})
 FSDP8 = MeshConfig(axes={"fsdp": 8}, rules={"b": "fsdp", "d": "fsdp"})
 VOCABULARY = 24
+TEMPERATURE = 1.5  # not 1, so that a forgotten temperature shows in every number
 
 
-def learner_of(mesh=ONE, optim=OPTIM, num_steps=10, temperature=1.0):
+@functools.cache
+def built():
     model, params = build(MODEL, VOCABULARY, key_for(0, "parameters"))
+    return model, jax.device_get(params)
+
+
+def learner_of(mesh=ONE, optim=OPTIM, num_steps=10, temperature=TEMPERATURE):
+    model, params = built()
     learner = build_learner(model, optim=optim, mesh=mesh, num_steps=num_steps, algo=ALGO, temperature=temperature)
     return learner, learner.init(params)
 
@@ -80,21 +88,37 @@ def trajectories(num=11, seed=0):
     return made, generator.normal(0, 1, num).astype(np.float32)
 
 
+logps = jax.jit(token_logps, static_argnums=0)
+
+
 def padded(made):
     return jnp.array([np.pad(one.tokens_t, (0, 32 - len(one))) for one in made])
 
 
-def batch_of(micro_batch=8, buckets=(8, 16, 32), **kwargs):
+def batch_of(micro_batch=8, buckets=(32,), **kwargs):
     made, advantage_b = trajectories(**kwargs)
     return build_batch(made, advantage_b, micro_batch=micro_batch, buckets=buckets)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def adamw_step(model, params, tokens_bt, slope_bt):
+    """Clipping and AdamW as optax has them, on a loss with this slope in each token's log-probability."""
+    grads = jax.grad(lambda params: jnp.sum(token_logps(model, params, tokens_bt, temperature=TEMPERATURE) * slope_bt))(
+        params
+    )
+    norm = optax.tree.norm(grads)
+    grads = jax.tree.map(lambda grad: grad * jnp.minimum(1.0, 0.5 / norm), grads)
+    adamw = optax.adamw(1e-2, b1=0.9, b2=0.95, weight_decay=0.1)
+    updates, _ = adamw.update(grads, adamw.init(params), params)
+    return optax.apply_updates(params, updates), norm
+
+
 def test_an_update_is_adamw_on_the_clipped_gradient_of_the_token_mean():
     learner, state = learner_of()
-    params = jax.tree.map(jnp.copy, state.params)
+    params = built()[1]
     made, advantage_b = trajectories()
 
-    logp_bt, backward = jax.vjp(lambda params: token_logps(learner.model, params, padded(made)), params)
+    logp_bt = np.asarray(logps(learner.model, state.params, padded(made), temperature=TEMPERATURE))
     count = sum(int(one.loss_mask_t.sum()) for one in made)
     loss, slope_bt = 0.0, np.zeros(logp_bt.shape, np.float32)  # of the loss, by log-probability
     for row, (one, advantage) in enumerate(zip(made, advantage_b.tolist(), strict=True)):
@@ -103,12 +127,7 @@ def test_an_update_is_adamw_on_the_clipped_gradient_of_the_token_mean():
             loss -= min(ratio * advantage, min(max(ratio, 0.8), 1.28) * advantage) / count
             is_clipped = ratio > 1.28 if advantage > 0 else ratio < 0.8
             slope_bt[row, place] = 0.0 if is_clipped else -ratio * advantage / count
-    (grads,) = backward(jnp.asarray(slope_bt))
-    norm = optax.tree.norm(grads)
-    grads = jax.tree.map(lambda g: g * jnp.minimum(1.0, 0.5 / norm), grads)
-    adamw = optax.adamw(1e-2, b1=0.9, b2=0.95, weight_decay=0.1)
-    updates, _ = adamw.update(grads, adamw.init(params), params)
-    wanted = optax.apply_updates(params, updates)
+    wanted, norm = adamw_step(learner.model, params, padded(made), slope_bt)
 
     state, metrics = learner.update(state, batch_of())
     assert metrics["loss"] == pytest.approx(float(loss), rel=1e-4)
@@ -118,10 +137,10 @@ def test_an_update_is_adamw_on_the_clipped_gradient_of_the_token_mean():
     assert int(state.step) == 1
 
 
-@pytest.mark.parametrize(("micro_batch", "buckets"), [(1, (4, 8, 16, 32)), (3, (32,)), (16, (64,))])
+@pytest.mark.parametrize(("micro_batch", "buckets"), [(1, (32,)), (8, (16, 32))])
 def test_how_a_batch_is_cut_does_not_change_the_gradient(micro_batch, buckets):
     learner, state = learner_of()
-    _, whole = learner.update(state, batch_of(micro_batch=16, buckets=(32,)))
+    _, whole = learner.update(state, batch_of())
     _, state = learner_of()
     _, cut = learner.update(state, batch_of(micro_batch, buckets))
     assert cut == pytest.approx(whole, rel=2e-5)
@@ -143,7 +162,6 @@ def test_eight_devices_under_fsdp_train_as_one_device_does():
 def test_parameters_and_moments_stay_where_the_mesh_rules_put_them():
     learner, state = learner_of(FSDP8)
     state, _ = learner.update(state, batch_of())
-    state, _ = learner.supervised_update(state, batch_of())
     wanted = jax.tree.map(lambda axes: partition_spec(axes, FSDP8.rules), parameter_letters(learner.model))
     adam = state.opt_state[1][0]
     for tree in (state.params, adam.mu, adam.nu):
@@ -160,11 +178,11 @@ def test_parameters_and_moments_stay_where_the_mesh_rules_put_them():
 
 
 def test_batches_of_the_same_shapes_are_compiled_once():
-    learner, state = learner_of(num_steps=77)
-    state, _ = learner.update(state, batch_of(buckets=(32,)))
+    learner, state = learner_of()
+    state, _ = learner.update(state, batch_of())
     num_compiled = _add_policy_gradients._cache_size()
     for seed in (1, 2, 3):
-        state, _ = learner.update(state, batch_of(buckets=(32,), seed=seed, num=5 + seed))
+        state, _ = learner.update(state, batch_of(seed=seed, num=5 + seed))
     assert _add_policy_gradients._cache_size() == num_compiled
 
 
@@ -179,14 +197,14 @@ def test_a_batch_with_nothing_to_train_has_no_gradient():
 
 
 def test_log_probabilities_are_taken_at_the_sampling_temperature():
-    learner, state = learner_of(temperature=2.0)
+    learner, state = learner_of()
     made, advantage_b = trajectories()
-    logp_bt = np.asarray(token_logps(learner.model, state.params, padded(made), temperature=2.0))
-    at_2 = []
+    logp_bt = np.asarray(logps(learner.model, state.params, padded(made), temperature=TEMPERATURE))
+    sampled = []
     for one, logp_t in zip(made, logp_bt, strict=True):
         logp_behavior_t = np.where(one.loss_mask_t, logp_t[: len(one)], np.float32(0))
-        at_2.append(Trajectory("t", 0, 0.0, False, one.tokens_t, one.loss_mask_t, logp_behavior_t))
-    _, metrics = learner.update(state, build_batch(at_2, advantage_b, micro_batch=8, buckets=(32,)))
+        sampled.append(Trajectory("t", 0, 0.0, False, one.tokens_t, one.loss_mask_t, logp_behavior_t))
+    _, metrics = learner.update(state, build_batch(sampled, advantage_b, micro_batch=8, buckets=(32,)))
     assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["logp_gap_max"] < 1e-5
 
