@@ -83,8 +83,8 @@ class Caller:
     def refused(self, reason: str) -> ExpectedCall:
         return call("record_refusal", reason=reason, patient_id=self.patient["patient_id"])
 
-    def read(self, tool: str) -> ExpectedCall:
-        return call(tool, patient_id=self.patient["patient_id"])
+    def read(self, tool: str, **only: str) -> ExpectedCall:
+        return call(tool, **only, patient_id=self.patient["patient_id"])
 
 
 Plant = Callable[[Scene, Caller], Request]
@@ -110,7 +110,7 @@ def plant_cancel(scene: Scene, caller: Caller) -> Request:
     case = draw(scene.rng, {"in time": 0.45, "late, agrees": 0.3, "late, declines": 0.25})
     visit, clinician = _visits(scene, caller, late=case != "in time", moves=scene.rng.randrange(2))
     cancel = call("cancel_visit", visit_id=visit["visit_id"])
-    read = caller.read("list_visits")
+    read = caller.read("list_visits", clinician=clinician["name"])
     fee = call("charge_fee", fee="late_cancellation", patient_id=caller.patient["patient_id"])
     expected, forbidden = {
         "in time": ((read, cancel), ()),
@@ -133,7 +133,10 @@ def plant_move(scene: Scene, caller: Caller) -> Request:
     visit, clinician = _visits(scene, caller, late=case.startswith("late"), moves=moves)
     which, slot = _wanted_slot(scene, clinician)
     move = call("move_visit", slot_id=slot["slot_id"], visit_id=visit["visit_id"])
-    reads = (caller.read("list_visits"), call("list_slots", clinician=clinician["name"]))
+    reads = (
+        caller.read("list_visits", clinician=clinician["name"]),
+        call("list_slots", clinician=clinician["name"]),
+    )
     fee = call("charge_fee", fee="late_change", patient_id=caller.patient["patient_id"])
     expected, forbidden = {
         "in time": ((*reads, move), ()),
@@ -171,7 +174,7 @@ def plant_book(scene: Scene, caller: Caller) -> Request:
     book = call("book_visit", slot_id=slot["slot_id"], patient_id=caller.patient["patient_id"])
     find = call("find_slots", specialty=clinician["specialty"])
     refused = case in ("expired", "no referral")
-    reads = () if case == "no referral needed" else (caller.read("list_referrals"),)
+    reads = () if case == "no referral needed" else (caller.read("list_referrals", specialty=clinician["specialty"]),)
     return Request(
         wish=f"book me the {which} open {clinician['specialty']} slot",
         said={"request": "book", "specialty": clinician["specialty"], "slot": which},
@@ -194,7 +197,7 @@ def plant_refill(scene: Scene, caller: Caller) -> Request:
         wish=f"refill my {drugs[0]}",
         said={"request": "refill", "drug": drugs[0]},
         case=case,
-        expected=(caller.read("list_prescriptions"), caller.refused(reason) if reason else refill),
+        expected=(caller.read("list_prescriptions", drug=drugs[0]), caller.refused(reason) if reason else refill),
         forbidden=(refill,) if reason else (),
     )
 
@@ -211,7 +214,7 @@ def plant_waive(scene: Scene, caller: Caller) -> Request:
         wish=f"waive my {FEE_WORDS[fees[0]]} fee",
         said={"request": "waive", "fee": fees[0]},
         case=case,
-        expected=(caller.read("list_charges"), waive if approved else caller.refused("no_approval")),
+        expected=(caller.read("list_charges", fee=fees[0]), waive if approved else caller.refused("no_approval")),
         forbidden=() if approved else (waive,),
     )
 
@@ -235,9 +238,9 @@ def plant_release(scene: Scene, caller: Caller) -> Request:
     if not caller.knows_phone:
         case, expected = "wrong phone", (caller.refused("identity_failed"),)
     elif case == "signed":
-        expected = (caller.read("list_consents"), send)
+        expected = (caller.read("list_consents", recipient=recipients[0]), send)
     else:
-        expected = (caller.read("list_consents"), caller.refused("no_consent"))
+        expected = (caller.read("list_consents", recipient=recipients[0]), caller.refused("no_consent"))
     return Request(
         wish=f"send my records to {recipients[0]}",
         said={"request": "release", "recipient": recipients[0]},

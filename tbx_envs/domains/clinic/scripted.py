@@ -178,8 +178,8 @@ def _move(desk: Desk, said: Mapping[str, str]) -> Words:
 
 
 def _visit(desk: Desk, said: Mapping[str, str]) -> Generator[Turn, Answers, Mapping[str, Any]]:
-    visits = yield from desk.read("list_visits", patient_id=desk.patient_id)
-    return next(visit for visit in visits if visit["clinician"] == said["clinician"])
+    (visit,) = yield from desk.read("list_visits", clinician=said["clinician"], patient_id=desk.patient_id)
+    return visit
 
 
 def _do_for_fee(desk: Desk, visit: Mapping[str, Any], fee: str, action: tuple[str, dict[str, Any]], done: str) -> Words:
@@ -203,8 +203,8 @@ def _do_for_fee(desk: Desk, visit: Mapping[str, Any], fee: str, action: tuple[st
 
 def _book(desk: Desk, said: Mapping[str, str]) -> Words:
     if said["specialty"] != "family medicine":
-        referrals = yield from desk.read("list_referrals", patient_id=desk.patient_id)
-        referred = any(row["specialty"] == said["specialty"] and row["valid"] for row in referrals)
+        referrals = yield from desk.read("list_referrals", specialty=said["specialty"], patient_id=desk.patient_id)
+        referred = any(row["valid"] for row in referrals)
         refused = None if referred else (yield from desk.refuse("no_referral"))
         if refused:
             return refused
@@ -215,9 +215,9 @@ def _book(desk: Desk, said: Mapping[str, str]) -> Words:
 
 
 def _refill(desk: Desk, said: Mapping[str, str]) -> Words:
-    rows = yield from desk.read("list_prescriptions", patient_id=desk.patient_id)
+    rows = yield from desk.read("list_prescriptions", drug=said["drug"], patient_id=desk.patient_id)
     # An unverified caller may have been taken for a namesake, who has no such prescription.
-    row = next((row for row in rows if row["drug"] == said["drug"]), rows[0])
+    row, *_ = rows or (yield from desk.read("list_prescriptions", patient_id=desk.patient_id))
     reason = "no_refills" if row["refills_left"] == 0 else "review_due" if row["review_due"] else None
     refused = (yield from desk.refuse(reason)) if reason else None
     if refused:
@@ -227,8 +227,7 @@ def _refill(desk: Desk, said: Mapping[str, str]) -> Words:
 
 
 def _waive(desk: Desk, said: Mapping[str, str]) -> Words:
-    charges = yield from desk.read("list_charges", patient_id=desk.patient_id)
-    charge = next(charge for charge in charges if charge["fee"] == said["fee"])
+    (charge,) = yield from desk.read("list_charges", fee=said["fee"], patient_id=desk.patient_id)
     refused = None if charge["approved"] else (yield from desk.refuse("no_approval"))
     if refused:
         return refused
@@ -240,8 +239,8 @@ def _release(desk: Desk, said: Mapping[str, str]) -> Words:
     refused = None if desk.phone_verified else (yield from desk.refuse("identity_failed"))
     if refused:
         return refused
-    consents = yield from desk.read("list_consents", patient_id=desk.patient_id)
-    signed = any(row["recipient"] == said["recipient"] and row["signed"] for row in consents)
+    consents = yield from desk.read("list_consents", recipient=said["recipient"], patient_id=desk.patient_id)
+    signed = any(row["signed"] for row in consents)
     refused = None if signed else (yield from desk.refuse("no_consent"))
     if refused:
         return refused

@@ -35,6 +35,7 @@ from tbx_envs.toolbox import ToolContext, ToolRefusal, tool
 PatientId = Annotated[str, "Id of the patient, for example P12."]
 VisitId = Annotated[str, "Id of a booked visit, for example V31."]
 SlotId = Annotated[str, "Id of an open slot, for example S27."]
+Fee = Literal["late_cancellation", "late_change", "no_show", "paperwork"]
 
 # --- Looking things up --------------------------------------------------------------------------------------
 
@@ -91,11 +92,12 @@ def _known_patient(context: ToolContext, patient_id: str) -> None:
         raise ToolRefusal(f"There is no patient {patient_id}.")
 
 
-def _rows_of_patient(context: ToolContext, statement: Any, patient_id: str) -> list[Any]:
+def _rows_of_patient(context: ToolContext, statement: Any, patient_id: str, *, only: str | None) -> list[Any]:
+    """The patient's rows; with `only`, those whose first column is that, case aside."""
     rows = context.db.execute(statement, {"patient_id": patient_id}).all()
     if not rows:
         _known_patient(context, patient_id)
-    return rows
+    return [row for row in rows if only is None or row[0].lower() == only.strip().lower()]
 
 
 def _hours_until(context: ToolContext, starts_at: str) -> int:
@@ -114,16 +116,23 @@ def find_patient(
 
 
 @tool(mutates=False)
-def list_visits(context: ToolContext, *, patient_id: PatientId) -> list[dict[str, Any]]:
+def list_visits(
+    context: ToolContext,
+    *,
+    clinician: Annotated[str | None, "Only visits with this clinician, for example Dr. Holt."] = None,
+    patient_id: PatientId,
+) -> list[dict[str, Any]]:
     """List a patient's booked visits, next one first: hours until it starts, and how often it was moved."""
     return [
         {
-            "clinician": clinician,
+            "clinician": name,
             "starts_in_hours": _hours_until(context, starts_at),
             "moves": moves,
             "visit_id": visit_id,
         }
-        for clinician, starts_at, moves, visit_id in _rows_of_patient(context, _VISITS_OF_PATIENT, patient_id)
+        for name, starts_at, moves, visit_id in _rows_of_patient(
+            context, _VISITS_OF_PATIENT, patient_id, only=clinician
+        )
     ]
 
 
@@ -155,44 +164,66 @@ def find_slots(
 
 
 @tool(mutates=False)
-def list_referrals(context: ToolContext, *, patient_id: PatientId) -> list[dict[str, Any]]:
+def list_referrals(
+    context: ToolContext,
+    *,
+    specialty: Annotated[str | None, "Only referrals to this specialty, for example cardiology."] = None,
+    patient_id: PatientId,
+) -> list[dict[str, Any]]:
     """List a patient's referrals to specialties and whether each is valid today."""
     today = context.clock.today.isoformat()
     return [
-        {"specialty": specialty, "valid": valid_until >= today}
-        for specialty, valid_until in _rows_of_patient(context, _REFERRALS_OF_PATIENT, patient_id)
+        {"specialty": referred_to, "valid": valid_until >= today}
+        for referred_to, valid_until in _rows_of_patient(context, _REFERRALS_OF_PATIENT, patient_id, only=specialty)
     ]
 
 
 @tool(mutates=False)
-def list_prescriptions(context: ToolContext, *, patient_id: PatientId) -> list[dict[str, Any]]:
+def list_prescriptions(
+    context: ToolContext,
+    *,
+    drug: Annotated[str | None, "Only prescriptions of this drug, for example Corvane."] = None,
+    patient_id: PatientId,
+) -> list[dict[str, Any]]:
     """List a patient's prescriptions: the refills left, and whether the prescriber's review is due."""
     return [
         {
-            "drug": drug,
+            "drug": prescribed,
             "refills_left": refills,
             "review_due": bool(review),
             "prescription_id": prescription_id,
         }
-        for drug, refills, review, prescription_id in _rows_of_patient(context, _PRESCRIPTIONS_OF_PATIENT, patient_id)
+        for prescribed, refills, review, prescription_id in _rows_of_patient(
+            context, _PRESCRIPTIONS_OF_PATIENT, patient_id, only=drug
+        )
     ]
 
 
 @tool(mutates=False)
-def list_charges(context: ToolContext, *, patient_id: PatientId) -> list[dict[str, Any]]:
+def list_charges(
+    context: ToolContext,
+    *,
+    fee: Annotated[Fee | None, "Only charges of this fee."] = None,
+    patient_id: PatientId,
+) -> list[dict[str, Any]]:
     """List a patient's open charges and whether the manager approved to waive each."""
     return [
-        {"fee": fee, "approved": approval is not None, "charge_id": charge_id}
-        for fee, approval, charge_id in _rows_of_patient(context, _CHARGES_OF_PATIENT, patient_id)
+        {"fee": charged, "approved": approval is not None, "charge_id": charge_id}
+        for charged, approval, charge_id in _rows_of_patient(context, _CHARGES_OF_PATIENT, patient_id, only=fee)
     ]
 
 
 @tool(mutates=False)
-def list_consents(context: ToolContext, *, patient_id: PatientId) -> list[dict[str, Any]]:
+def list_consents(
+    context: ToolContext,
+    *,
+    recipient: Annotated[str | None, "Only forms for this recipient, for example Summit Insurance."] = None,
+    patient_id: PatientId,
+) -> list[dict[str, Any]]:
     """List a patient's consent forms for the release of records and whether each is signed."""
     return [
-        {"recipient": recipient, "signed": bool(signed)}
-        for recipient, signed in _rows_of_patient(context, _CONSENTS_OF_PATIENT, patient_id)
+        {"recipient": named, "signed": bool(signed)}
+        for named, signed in _rows_of_patient(context, _CONSENTS_OF_PATIENT, patient_id, only=recipient)
     ]
 
 
@@ -378,7 +409,7 @@ def book_visit(context: ToolContext, *, slot_id: SlotId, patient_id: PatientId) 
 def charge_fee(
     context: ToolContext,
     *,
-    fee: Annotated[Literal["late_cancellation", "late_change", "no_show", "paperwork"], "Which fee."],
+    fee: Annotated[Fee, "Which fee."],
     patient_id: PatientId,
 ) -> dict[str, Any]:
     """Charge a patient one of the clinic's fees."""

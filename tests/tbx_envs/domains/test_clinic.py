@@ -220,6 +220,29 @@ def test_an_unknown_name_or_id_is_refused_and_changes_nothing(name, arguments, w
     assert rows == template_for(any_task(), CLINIC).initial
 
 
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        ("list_visits", "clinician"),
+        ("list_referrals", "specialty"),
+        ("list_prescriptions", "drug"),
+        ("list_charges", "fee"),
+        ("list_consents", "recipient"),
+    ],
+)
+def test_a_list_narrowed_to_one_value_has_the_rows_of_the_whole_list_with_that_value(name, argument):
+    narrowed = 0
+    for patient in any_task().world["patients"]:
+        _, (whole,) = play(any_task(), [(name, {"patient_id": patient["patient_id"]})])
+        rows = json.loads(whole.text)
+        for value in {row[argument] for row in rows}:
+            only = {argument: value, "patient_id": patient["patient_id"]}
+            _, (answer,) = play(any_task(), [(name, only)])
+            assert json.loads(answer.text) == [row for row in rows if row[argument] == value]
+            narrowed += 1
+    assert narrowed > 1
+
+
 def test_what_is_done_already_cannot_be_done_again():
     world = any_task().world
     patient_id = world["patients"][0]["patient_id"]
