@@ -130,7 +130,7 @@ class Sampler:
                 f"must name at least one token of the model that ends a turn"
             )
         self._model, self._sampling, self._seed = model, sampling, seed
-        self._end_ids = tuple(sorted(chat_end_ids))
+        self._end_ids = np.array(sorted(chat_end_ids), np.int32)
         self._episodes: list[_Episode | None] = [None] * sampling.slots
         self._row_buckets = _row_buckets(sampling.slots)
         room = max(*_CHUNKS, sampling.decode_steps)
@@ -263,8 +263,7 @@ class Sampler:
     def _decode(self, params: Params) -> list[SampledTurn]:
         """One dispatch of decode steps for each group of waiting slots; short episodes do not read as far."""
         waiting = sorted(self._waiting(), key=lambda slot: (self._episodes[slot].num_cached, slot))
-        rows = self._row_buckets[-1]
-        groups = [waiting[start : start + rows] for start in range(0, len(waiting), rows)]
+        groups = _groups(waiting, self._row_buckets[-1])
         dispatched = [(group, *self._dispatch(params, group)) for group in groups]
         turns = []
         for group, slots, on_device in dispatched:
@@ -293,8 +292,11 @@ class Sampler:
             np.array([episode.key_bits if episode else (0, 0) for episode in episodes], np.uint32),
             np.array([len(episode.logps) if episode else 0 for episode in episodes], np.int32),
             np.array([self._num_left(slot) if slot in group else 0 for slot in slots], np.int32),
-            sampling=self._sampling,
-            end_ids=self._end_ids,
+            self._end_ids,
+            steps=self._sampling.decode_steps,
+            temperature=self._sampling.temperature,
+            top_k=self._sampling.top_k,
+            top_p=self._sampling.top_p,
             attend_length=self._attend_length(group),
             placement=self._placement,
         )
@@ -333,6 +335,16 @@ def _row_buckets(slots: int) -> tuple[int, ...]:
         return (slots,)
     quarter = -(-slots // 4)
     return (-(-slots // 16), quarter) if jax.default_backend() == "cpu" else (quarter, slots)
+
+
+def _groups(slots: list[int], rows: int) -> list[list[int]]:
+    """The slots in groups of `rows`; the group that is not full goes first.
+
+    It is padded with slots of later groups, which write over what it left behind their tokens. A slot that was
+    dispatched already has new tokens there that the host has not seen yet.
+    """
+    edges = [*range(0, len(slots), rows), len(slots)]
+    return [slots[start:end] for start, end in itertools.pairwise(edges) if start < end]
 
 
 def _length_bucket(longest: int) -> int:
@@ -379,7 +391,7 @@ class _Written(NamedTuple):
 
 @functools.partial(
     jax.jit,
-    static_argnames=("model", "sampling", "end_ids", "attend_length", "placement"),
+    static_argnames=("model", "steps", "temperature", "top_k", "top_p", "attend_length", "placement"),
     donate_argnames=("cache",),
 )
 def _decode(
@@ -391,13 +403,16 @@ def _decode(
     key_bits_b2: UInt32[Array, "b 2"],
     index_b: Int[Array, "b"],
     num_left_b: Int[Array, "b"],
+    end_ids: Int[Array, "ends"],
     *,
-    sampling: SamplingConfig,
-    end_ids: tuple[int, ...],
+    steps: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float,
     attend_length: int,
     placement: Cache | None,
 ) -> tuple[Cache, _Written]:
-    """Up to `sampling.decode_steps` tokens for each row; ends early when no row writes any more.
+    """Up to `steps` tokens for each row; ends early when no row writes any more.
 
     The cache is read only, and its part that is read is taken out once; the steps keep their own keys and values in
     a small buffer that is appended at the end. A row that has ended goes on computing, and nothing of that is kept.
@@ -408,9 +423,10 @@ def _decode(
         key_bits_b2: of the turn's key.
         index_b: how many tokens the turn has already.
         num_left_b: how many more it may have; 0 for rows that do not write.
+        end_ids: tokens that end a turn.
     """
     decoder: Decoder = nnx.merge(model.graphdef, params)
-    config, steps, b = model.config, sampling.decode_steps, last_b.shape[0]
+    config, b = model.config, last_b.shape[0]
     cached, attends_bs = readable(cache, attend_length, slot_b)
     if cached is not None and config.num_layers <= _UNROLLED_LAYERS:
         cached = cached.layers()
@@ -431,9 +447,11 @@ def _decode(
             attends_bs=attends_bs,
         )
         step_key_b = jax.vmap(jax.random.fold_in)(key_b, index_b + state.step)
-        token_b, logp_b = sample(step_key_b, decoder.unembed(hidden_btd[:, 0]), sampling)
+        token_b, logp_b = sample(
+            step_key_b, decoder.unembed(hidden_btd[:, 0]), temperature=temperature, top_k=top_k, top_p=top_p
+        )
         count_b = state.count_b + state.writes_b
-        ends_b = jnp.any(token_b[:, None] == jnp.array(end_ids)[None, :], axis=1)
+        ends_b = jnp.any(token_b[:, None] == end_ids[None, :], axis=1)
         return _Steps(
             step=state.step + 1,
             token_b=token_b,

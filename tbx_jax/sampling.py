@@ -11,27 +11,31 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from tbx_jax.config import SamplingConfig
-
 
 def sample(
-    key_b: Key[Array, "b"], logits_bv: Float[Array, "b v"], sampling: SamplingConfig
+    key_b: Key[Array, "b"],
+    logits_bv: Float[Array, "b v"],
+    *,
+    temperature: float,
+    top_k: int | None,
+    top_p: float,
 ) -> tuple[Int[Array, "b"], Float[Array, "b"]]:
     """One token per row, and its log-probability.
 
     Args:
         key_b: a key per row, so that a row's token does not depend on its neighbours.
         logits_bv: float32, before temperature.
-        sampling: temperature 0 takes the most likely token; its log-probability is then that at temperature 1.
+        temperature: divides the logits; 0 takes the most likely token, whose log-probability is then that at 1.
+        top_k, top_p: as in `truncate`.
 
     Returns:
         Token ids, and log pi(token) in nats at the sampling temperature, without regard to truncation.
     """
-    if sampling.temperature == 0.0:
+    if temperature == 0.0:
         token_b = jnp.argmax(logits_bv, axis=-1)
     else:
-        logits_bv = logits_bv / sampling.temperature
-        kept_bv = truncate(logits_bv, top_k=sampling.top_k, top_p=sampling.top_p)
+        logits_bv = logits_bv / temperature
+        kept_bv = truncate(logits_bv, top_k=top_k, top_p=top_p)
         token_b = jax.vmap(jax.random.categorical)(key_b, kept_bv)
     return token_b.astype(jnp.int32), logp_of(logits_bv, token_b)
 

@@ -218,7 +218,7 @@ def summary_of(rows: Sequence[dict[str, Any]], config: TrainConfig) -> dict[str,
     }
 
 
-def _mean(values: Sequence[float | None]) -> float:
+def _mean(values: Sequence[float | int | None]) -> float:
     return float(np.mean(np.array(values, np.float64))) if len(values) else 0.0
 
 

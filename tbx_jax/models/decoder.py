@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from tbx_envs.errors import ConfigError
 from tbx_jax.cache import NO_TOKEN
 from tbx_jax.config import ModelConfig
 
@@ -62,6 +63,11 @@ class Block(nnx.Module):
         d, f = config.width, config.mlp_width
         n, k, h = config.num_heads, config.num_kv_heads, config.head_width
         l = config.num_layers  # noqa: E741
+        if n % k or h % 2:
+            raise ConfigError(
+                f"model.num_heads {n}, model.num_kv_heads {k}, model.head_width {h}: query heads share key-value heads "
+                f"evenly and a head is rotated in pairs; make num_heads a multiple of num_kv_heads, head_width even"
+            )
         # Projections back into the residual stream start smaller, so that its variance does not grow with depth.
         out_scale = (2 * l) ** -0.5
 

@@ -24,7 +24,7 @@ CONFIG = ModelConfig(
     dtype="float32",
 )
 SAMPLING = SamplingConfig(
-    temperature=1.0, top_k=None, top_p=1.0, max_turn_tokens=12, max_episode_tokens=160, slots=6, decode_steps=4
+    temperature=1.0, top_k=None, top_p=1.0, max_turn_tokens=12, max_episode_tokens=96, slots=6, decode_steps=4
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 from reference_decoder import reference_logits, reference_logps
 from small_model import CONFIG, VOCABULARY, random_tokens, small_model
 
-from tbx_envs.errors import ShapeError
+from tbx_envs.errors import ConfigError, ShapeError
 from tbx_jax import models
 from tbx_jax.cache import empty_cache
 from tbx_jax.config import MeshConfig
@@ -52,7 +52,7 @@ def test_token_logps_equal_those_of_loops_over_numbers(temperature):
 
 
 def test_token_logps_in_pieces_equal_those_in_one_and_so_do_their_gradients(monkeypatch):
-    model, params = small_model()
+    model, params = small_model(num_layers=1)
     tokens = jnp.array(random_tokens(3, 2, 11))
 
     def value_and_gradient():
@@ -175,6 +175,12 @@ def test_eight_devices_give_what_one_gives(axes, rules):
     assert sharded["layers"]["query"].addressable_shards[0].data.shape[1] == 8 // axes["fsdp"]
     spread = token_logps(model, sharded, shard_tree(tokens, "b t", mesh, rules))
     np.testing.assert_allclose(spread, token_logps(model, params, jnp.array(tokens)), atol=1e-5)
+
+
+@pytest.mark.parametrize("changes", [{"num_kv_heads": 3}, {"head_width": 5}], ids=str)
+def test_heads_that_do_not_go_together_are_refused(changes):
+    with pytest.raises(ConfigError, match="make num_heads a multiple of num_kv_heads, head_width even"):
+        small_model(**changes)
 
 
 @pytest.mark.skipif(

@@ -17,7 +17,8 @@ from tbx_jax.rollout import Stopwatch, run_attempts
 from tbx_jax.sampler import Sampler
 
 ROOM = 96
-ATTEMPTS = tuple(Attempt(uid, attempt, seed=10 * attempt + 3) for uid in PARITY_TASKS[:6] for attempt in range(4))
+# With 20 slots, 13 attempts are left for the second wave: the sampler's groups are then not full.
+ATTEMPTS = tuple(Attempt(uid, attempt, seed=10 * attempt + 3) for uid in PARITY_TASKS[:11] for attempt in range(3))
 
 
 class Recorder(Sampler):
@@ -47,7 +48,7 @@ class Recorder(Sampler):
 class Scene:
     """A tiny policy at a table of `slots` slots."""
 
-    def __init__(self, slots=8, breaks=lambda uid, seed: False, max_turn_tokens=60):
+    def __init__(self, slots=20, breaks=lambda uid, seed: False, max_turn_tokens=60):
         self.model, self.params, tokenizer = build_tiny()
         self.chat = ChatTemplate(tokenizer)
         self.slots = ParitySlots(slots, breaks)

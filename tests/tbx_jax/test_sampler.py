@@ -18,7 +18,14 @@ from tbx_jax.sampler import Sampler
 END = frozenset({3, 11})
 GREEDY = SAMPLING.model_copy(update={"temperature": 0.0})
 MODEL, PARAMS = small_model()
+ROOM = SAMPLING.max_episode_tokens
 token_logps = jax.jit(models.token_logps, static_argnames=("model",))
+
+
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch):
+    """Short enough that some prompts take several."""
+    monkeypatch.setattr(sampler, "_CHUNKS", (8, 16))
 
 
 @jax.jit
@@ -26,11 +33,11 @@ def next_logits(tokens_bt, last):
     return unembed(MODEL, PARAMS, models.apply(MODEL, PARAMS, tokens_bt)[0][:, last])[0]
 
 
-def plain_turn(tokens, choose, limit, room):
+def plain_turn(tokens, choose):
     """A turn written one token at a time, computing the whole episode for each."""
     turn = []
-    while len(turn) < limit and len(tokens) + len(turn) < room:
-        padded = np.zeros((1, SAMPLING.max_episode_tokens), np.int32)
+    while len(turn) < SAMPLING.max_turn_tokens and len(tokens) + len(turn) < ROOM:
+        padded = np.zeros((1, ROOM), np.int32)
         padded[0, : len(tokens) + len(turn)] = [*tokens, *turn]
         turn.append(int(choose(next_logits(jnp.array(padded), len(tokens) + len(turn) - 1), len(turn))))
         if turn[-1] in END:
@@ -39,7 +46,7 @@ def plain_turn(tokens, choose, limit, room):
 
 
 def prompt(number):
-    """Prompts of lengths from 1 to 39, so that each chunk length and several chunks occur."""
+    """Prompts of lengths from 1 to 39, so that some take one chunk and some take several."""
     return random_tokens(number, 1 + (number * 7) % 39).tolist()
 
 
@@ -83,7 +90,7 @@ def test_greedy_turns_equal_those_of_a_plain_loop_over_three_turns():
     for number in range(10):
         known = prompt(number)
         for index, turn in enumerate(written[number]):
-            wanted, stopped = plain_turn(known, lambda logits, _: logits.argmax(), GREEDY.max_turn_tokens, 160)
+            wanted, stopped = plain_turn(known, lambda logits, _: logits.argmax())
             assert (turn.tokens, turn.stopped) == (wanted, stopped)
             known = [*known, *wanted]
             if index + 1 < len(written[number]):
@@ -97,49 +104,53 @@ def test_a_token_is_drawn_with_the_key_of_its_turn_and_place():
     for number in range(4):
         key = key_for(7, "turn", number, 0)
         draw = lambda logits, place, key=key: jax.random.categorical(jax.random.fold_in(key, place), logits)  # noqa: E731
-        assert written[number][0].tokens == plain_turn(prompt(number), draw, SAMPLING.max_turn_tokens, 160)[0]
+        assert written[number][0].tokens == plain_turn(prompt(number), draw)[0]
 
 
 def test_recorded_logps_are_those_that_the_learner_computes():
-    for temperature in (1.0, 0.8):
-        sampling = SAMPLING.model_copy(update={"temperature": temperature})
-        tokens, written = play(Sampler(MODEL, END, sampling, 0), PARAMS, range(12))
-        padded = np.zeros((12, 160), np.int32)
-        for number in range(12):
-            padded[number, : len(tokens[number])] = tokens[number]
-        logps = np.asarray(token_logps(MODEL, PARAMS, jnp.array(padded), temperature=temperature))
-        for number, turns in written.items():
-            start = len(prompt(number))
-            for index, turn in enumerate(turns):
-                if index:
-                    start += len(answer(number, index))
-                place = slice(start, start := start + len(turn.tokens))
-                assert tokens[number][place] == turn.tokens
-                np.testing.assert_allclose(turn.logps, logps[number, place], atol=1e-5)
+    sampling = SAMPLING.model_copy(update={"temperature": 0.8})
+    tokens, written = play(Sampler(MODEL, END, sampling, 0), PARAMS, range(12))
+    padded = np.zeros((12, ROOM), np.int32)
+    for number in range(12):
+        padded[number, : len(tokens[number])] = tokens[number]
+    logps = np.asarray(token_logps(MODEL, PARAMS, jnp.array(padded), temperature=0.8))
+    for number, turns in written.items():
+        start = len(prompt(number))
+        for index, turn in enumerate(turns):
+            if index:
+                start += len(answer(number, index))
+            place = slice(start, start := start + len(turn.tokens))
+            assert tokens[number][place] == turn.tokens
+            np.testing.assert_allclose(turn.logps, logps[number, place], atol=1e-5)
 
 
 def test_an_episode_depends_neither_on_its_slot_nor_on_its_neighbours():
     together = words(play(Sampler(MODEL, END, SAMPLING, 0), PARAMS, range(12))[1])
     backwards = words(play(Sampler(MODEL, END, SAMPLING, 0), PARAMS, range(11, -1, -1))[1])
     alone = words(play(Sampler(MODEL, END, SAMPLING, 0), PARAMS, [5], slots=[4])[1])
-    many_slots = SAMPLING.model_copy(update={"slots": 20, "decode_steps": 3})
-    grouped = words(play(Sampler(MODEL, END, many_slots, 0), PARAMS, range(12), slots=range(19, 4, -1))[1])
-    assert together == backwards == grouped
+    assert together == backwards
     assert alone[5] == together[5]
     assert words(play(Sampler(MODEL, END, SAMPLING, 1), PARAMS, range(12))[1]) != together
 
 
+def test_more_slots_than_go_together_change_no_token():
+    """17 slots go in groups of at most 5; all are busy, so the group that is not full is padded with busy ones."""
+    many_slots = SAMPLING.model_copy(update={"slots": 17})
+    grouped = words(play(Sampler(MODEL, END, many_slots, 0), PARAMS, range(17), slots=range(17))[1])
+    assert grouped == words(play(Sampler(MODEL, END, SAMPLING, 0), PARAMS, range(17))[1])
+
+
 def test_sampled_tokens_have_the_probabilities_of_the_model():
     draws = 3000
-    sampling = SAMPLING.model_copy(update={"max_turn_tokens": 1, "slots": 64, "decode_steps": 1})
+    sampling = SAMPLING.model_copy(update={"max_turn_tokens": 1})
     sampler, counts, left = Sampler(MODEL, END, sampling, 0), np.zeros(VOCABULARY), draws
     while left:
-        for slot in range(min(64, left)):
+        for slot in range(min(SAMPLING.slots, left)):
             sampler.begin(slot, prompt(2), (left, slot))
         turns = sampler.advance(PARAMS)
         counts += np.bincount([turn.tokens[0] for turn in turns], minlength=VOCABULARY)
         left -= len(turns)
-    padded = np.zeros((1, SAMPLING.max_episode_tokens), np.int32)
+    padded = np.zeros((1, ROOM), np.int32)
     padded[0, : len(prompt(2))] = prompt(2)
     wanted = np.asarray(jax.nn.softmax(next_logits(jnp.array(padded), len(prompt(2)) - 1)), np.float64)
     likely = wanted * draws > 5
@@ -154,7 +165,7 @@ def test_sampled_tokens_have_the_probabilities_of_the_model():
 
 def test_limits_cut_a_turn_off_and_say_so():
     sampling = SAMPLING.model_copy(update={"max_turn_tokens": 5, "max_episode_tokens": 20})
-    sampler = Sampler(MODEL, frozenset({next(iter(END))}), sampling.model_copy(update={"temperature": 1.0}), 0)
+    sampler = Sampler(MODEL, END, sampling, 0)
     given = {0: 3, 1: 17, 2: 20, 3: 25}
     for slot, length in given.items():
         sampler.begin(slot, random_tokens(slot, length).tolist(), (slot,))
@@ -169,7 +180,7 @@ def test_limits_cut_a_turn_off_and_say_so():
 
 def test_an_episode_goes_on_after_a_turn_that_was_cut_off():
     sampling = GREEDY.model_copy(update={"max_turn_tokens": 2})
-    sampler = Sampler(MODEL, frozenset({12}), sampling, 0)
+    sampler = Sampler(MODEL, frozenset({12, 5}), sampling, 0)
     known = prompt(1)
     sampler.begin(0, known, ("a", 0))
     for index in range(3):
@@ -177,7 +188,7 @@ def test_an_episode_goes_on_after_a_turn_that_was_cut_off():
         while not turns:
             turns = sampler.advance(PARAMS)
         for token in turns[0].tokens:
-            padded = np.zeros((1, SAMPLING.max_episode_tokens), np.int32)
+            padded = np.zeros((1, ROOM), np.int32)
             padded[0, : len(known)] = known
             assert token == int(next_logits(jnp.array(padded), len(known) - 1).argmax())
             known = [*known, token]
@@ -200,15 +211,14 @@ def test_one_compiled_shape_serves_each_bucket_of_lengths():
     assert sorted(set(lengths)) == [0, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048]
 
 
-def test_a_cache_split_over_eight_devices_changes_no_token():
+def test_a_cache_split_over_two_devices_changes_no_token():
     rules = {"b": "fsdp", "d": "fsdp"}
-    mesh = build_mesh(MeshConfig(axes={"fsdp": 8}, rules=rules))
-    sampling = SAMPLING.model_copy(update={"slots": 8})
-    spread = Sampler(MODEL, END, sampling, 0, mesh=mesh, rules=rules)
+    mesh = build_mesh(MeshConfig(axes={"fsdp": 2}, rules=rules))
+    spread = Sampler(MODEL, END, SAMPLING, 0, mesh=mesh, rules=rules)
     params = shard_tree(PARAMS, parameter_letters(MODEL), mesh, rules)
-    wanted = words(play(Sampler(MODEL, END, sampling, 0), PARAMS, range(6))[1])
-    assert words(play(spread, params, range(6))[1]) == wanted
-    assert len(spread._cache.values_lbksh.sharding.device_set) == 8
+    wanted = words(play(Sampler(MODEL, END, SAMPLING, 0), PARAMS, range(4), turns=2)[1])
+    assert words(play(spread, params, range(4), turns=2)[1]) == wanted
+    assert len(spread._cache.values_lbksh.sharding.device_set) == 2
 
 
 def test_the_cache_does_not_move_between_calls():

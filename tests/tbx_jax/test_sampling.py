@@ -6,17 +6,12 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from tbx_jax.config import SamplingConfig
 from tbx_jax.keys import key_for
 from tbx_jax.sampling import sample, truncate
 
 LOGITS = [1.0, 0.2, -0.5, 2.0, 2.0, -3.0]
-_sample = jax.jit(sample, static_argnames="sampling")
-
-
-def sampling(**changes):
-    fixed = {"max_turn_tokens": 1, "max_episode_tokens": 1, "slots": 1, "decode_steps": 1}
-    return SamplingConfig(**{"temperature": 1.0, "top_k": None, "top_p": 1.0, **fixed, **changes})
+_sample = jax.jit(sample, static_argnames=("temperature", "top_k", "top_p"))
+PLAIN = {"temperature": 1.0, "top_k": None, "top_p": 1.0}
 
 
 def softmax(logits):
@@ -37,11 +32,11 @@ def softmax(logits):
 )
 def test_tokens_are_drawn_with_their_probabilities_and_logps_are_of_the_whole_distribution(changes, kept):
     draws = 20_000
-    config = sampling(**changes)
+    kinds = PLAIN | changes
     keys = jax.random.split(key_for(0, "draws"), draws)
-    tokens, logps = _sample(keys, jnp.tile(jnp.array(LOGITS), (draws, 1)), config)
+    tokens, logps = _sample(keys, jnp.tile(jnp.array(LOGITS), (draws, 1)), **kinds)
     counts = np.bincount(tokens, minlength=len(LOGITS))
-    whole = softmax(np.array(LOGITS) / config.temperature)
+    whole = softmax(np.array(LOGITS) / kinds["temperature"])
     assert counts.nonzero()[0].tolist() == kept
     wanted = whole[kept] / whole[kept].sum()
     assert scipy.stats.chisquare(counts[kept], draws * wanted).pvalue > 1e-3
@@ -50,7 +45,7 @@ def test_tokens_are_drawn_with_their_probabilities_and_logps_are_of_the_whole_di
 
 def test_temperature_zero_takes_the_most_likely_token_with_its_logp_at_temperature_one():
     logits = jnp.array([[0.0, 3.0, 1.0], [2.0, -1.0, 1.0]])
-    tokens, logps = _sample(jax.random.split(key_for(0), 2), logits, sampling(temperature=0.0))
+    tokens, logps = _sample(jax.random.split(key_for(0), 2), logits, **PLAIN | {"temperature": 0.0})
     assert tokens.tolist() == [1, 0]
     np.testing.assert_allclose(logps, [np.log(softmax(row)).max() for row in np.array(logits)], atol=1e-6)
 

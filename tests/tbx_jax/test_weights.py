@@ -76,7 +76,7 @@ def test_every_tensor_that_does_not_fit_is_in_one_message(folder):
 
 
 def test_an_unknown_policy_is_named_with_what_there_is(tmp_path):
-    with pytest.raises(CheckpointError, match="policy 'nanoo': .* no such folder. Did you mean 'nano'?"):
+    with pytest.raises(CheckpointError, match=r"policy 'nanoo': .* no such folder\. Did you mean 'nano'\?"):
         load_policy("nanoo")
     with pytest.raises(CheckpointError, match="there is a folder without one"):
         load_policy(tmp_path)
