@@ -104,7 +104,8 @@ def _hydra(name: str, record_name: str, run: str) -> Callable[[Arguments], int]:
 
             from tbx_envs.provenance import write_provenance
 
-            logging.getLogger("jax").setLevel(logging.WARNING)  # it announces each backend that is missing
+            for chatty in ("jax", "absl"):  # backends that are missing; every option of the checkpoint manager
+                logging.getLogger(chatty).setLevel(logging.WARNING)
             # Hydra gives each run of a sweep a folder of its own; the program knows only that one.
             composed.output_dir = HydraConfig.get().runtime.output_dir
             config = tbx_jax.config.validated(getattr(tbx_jax.config, record_name), composed)

@@ -343,7 +343,7 @@ def _groups(slots: list[int], rows: int) -> list[list[int]]:
     It is padded with slots of later groups, which write over what it left behind their tokens. A slot that was
     dispatched already has new tokens there that the host has not seen yet.
     """
-    edges = [*range(0, len(slots), rows), len(slots)]
+    edges = [0, *range(len(slots) % rows or rows, len(slots), rows), len(slots)]
     return [slots[start:end] for start, end in itertools.pairwise(edges) if start < end]
 
 
