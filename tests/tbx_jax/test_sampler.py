@@ -134,10 +134,10 @@ def test_an_episode_depends_neither_on_its_slot_nor_on_its_neighbours():
 
 
 def test_more_slots_than_go_together_change_no_token():
-    """17 slots go in groups of at most 5; all are busy, so the group that is not full is padded with busy ones."""
-    many_slots = SAMPLING.model_copy(update={"slots": 17})
-    grouped = words(play(Sampler(MODEL, END, many_slots, 0), PARAMS, range(17), slots=range(17))[1])
-    assert grouped == words(play(Sampler(MODEL, END, SAMPLING, 0), PARAMS, range(17))[1])
+    """18 busy slots go in groups of 5, 5, 5 and 3, and the last is filled up with busy ones."""
+    many_slots = SAMPLING.model_copy(update={"slots": 18})
+    grouped = words(play(Sampler(MODEL, END, many_slots, 0), PARAMS, range(18), slots=range(18))[1])
+    assert grouped == words(play(Sampler(MODEL, END, SAMPLING, 0), PARAMS, range(18))[1])
 
 
 def test_sampled_tokens_have_the_probabilities_of_the_model():
