@@ -74,9 +74,7 @@ class Checkpoints:
         """Where the newest checkpoint stands, None when there is none."""
         if self.latest_step is None:
             return None
-        restored = self._manager.restore(
-            self.latest_step, args=ocp.args.Composite(progress=ocp.args.JsonRestore())
-        )
+        restored = self._manager.restore(self.latest_step, args=ocp.args.Composite(progress=ocp.args.JsonRestore()))
         return Progress(**restored.progress)
 
     def restore(self, like: LearnerState) -> LearnerState:
@@ -85,9 +83,7 @@ class Checkpoints:
         Args:
             like: a state of the same model and optimizer; only its shapes, types and placement are read.
         """
-        abstract = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like
-        )
+        abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like)
         restored = self._manager.restore(
             self.latest_step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
         )
@@ -110,9 +106,7 @@ def refuse_changed_config(was: Mapping[str, Any], now: Mapping[str, Any]) -> Non
         ConfigError: names every key that differs, with both values.
     """
     was_flat, now_flat = _flat(was), _flat(now)
-    changed = [
-        key for key in sorted(was_flat.keys() | now_flat.keys()) if was_flat.get(key) != now_flat.get(key)
-    ]
+    changed = [key for key in sorted(was_flat.keys() | now_flat.keys()) if was_flat.get(key) != now_flat.get(key)]
     changed = [key for key in changed if key not in _FREE_KEYS]
     if now_flat.get("optim.schedule") == "constant" and now_flat["steps"] > was_flat["steps"]:
         changed.remove("steps")

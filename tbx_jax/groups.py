@@ -43,11 +43,11 @@ class Group:
     members: tuple[Rollout, ...]
 
     @property
-    def passed_g(self) -> Bool[np.ndarray, "g"]:
+    def passed_g(self) -> Bool[np.ndarray, g]:
         return np.array([member.episode.passed for member in self.members], bool)
 
     @property
-    def reward_g(self) -> Float32[np.ndarray, "g"]:
+    def reward_g(self) -> Float32[np.ndarray, g]:
         return np.array([member.episode.reward for member in self.members], np.float32)
 
 
@@ -79,9 +79,7 @@ class Collected:
         return len(self.rolled) - self.num_mixed
 
 
-def collect_groups(
-    roll: Roll, plan: TaskPlan, position: int, *, algo: AlgoConfig, seed: int, step: int
-) -> Collected:
+def collect_groups(roll: Roll, plan: TaskPlan, position: int, *, algo: AlgoConfig, seed: int, step: int) -> Collected:
     """Rolls rounds of groups until `groups_per_update` of them have mixed outcomes, or `max_rounds` were
     rolled.
 
@@ -125,9 +123,7 @@ def collect_groups(
     )
 
 
-def _roll_round(
-    roll: Roll, uids: Sequence[str], *, algo: AlgoConfig, seed: int
-) -> tuple[list[Group], int, list[str]]:
+def _roll_round(roll: Roll, uids: Sequence[str], *, algo: AlgoConfig, seed: int) -> tuple[list[Group], int, list[str]]:
     """Complete groups in the order of `uids`, the number of void attempts, and tasks given up."""
     clean: dict[tuple[str, int], Rollout] = {}
     missing = [(uid, member) for uid in uids for member in range(algo.group_size)]

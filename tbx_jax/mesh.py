@@ -107,9 +107,7 @@ def shard_tree(tree: Any, letters_tree: Any, mesh: Mesh, rules: Mapping[str, str
             return None
         for letter, size, axis in zip(axes.split(), np.shape(leaf), sharding.spec, strict=True):
             if axis is not None and size % mesh.shape[axis]:
-                problems.append(
-                    f"{name}: {letter} is {size}, mesh axis {axis} has {mesh.shape[axis]} devices"
-                )
+                problems.append(f"{name}: {letter} is {size}, mesh axis {axis} has {mesh.shape[axis]} devices")
         return sharding
 
     shardings = jax.tree_util.tree_map_with_path(placement, tree, letters_tree)

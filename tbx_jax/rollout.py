@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from tbx_envs.chat.interpretation import interpret
 from tbx_envs.chat.ledger import TokenLedger
@@ -97,8 +98,8 @@ def run_attempts(
         chat: of the policy's tokenizer.
         attempts: in the order in which they are started.
         max_episode_tokens: longest episode, prompt included.
-        stopwatch: collects the seconds of `policy` (sampling and tokens) and `environment` (tools, users,
-            checks).
+        stopwatch: collects the seconds of `policy` (sampling and tokens) and `environment` (waited for tools,
+            users and checks; what they do while the policy writes is not waited for).
 
     Raises:
         ConfigError: a task's prompt alone fills `max_episode_tokens`.
@@ -106,18 +107,24 @@ def run_attempts(
     table = _Table(sampler, params, slots, chat, max_episode_tokens, stopwatch or Stopwatch())
     waiting = iter(attempts)
     try:
-        while True:
+        yield from table.start(waiting)
+        while table.live:
+            actions = table.write()
+            yield from table.answer()
             yield from table.start(waiting)
-            if not table.live:
-                return
-            yield from table.play()
+            table.step(actions)
     finally:  # also when the caller stops early: the slots must be free for the next run
         table.clear()
 
 
 @dataclasses.dataclass
 class _Table:
-    """Who sits in which slot, and what moves them on."""
+    """Who sits in which slot, and what moves them on.
+
+    Environments step in a thread of their own while the sampler writes the turns that go on: a turn that ended is
+    stepped during the next dispatch and its outcome taken after it, always, so that the order never depends on which
+    of the two was faster. No other thread touches `slots` while a step runs.
+    """
 
     sampler: Sampler
     params: Params
@@ -126,10 +133,15 @@ class _Table:
     max_episode_tokens: int
     stopwatch: Stopwatch
     live: dict[int, _Live] = dataclasses.field(default_factory=dict)
+    worker: ThreadPoolExecutor = dataclasses.field(default_factory=lambda: ThreadPoolExecutor(1, "tbx-environments"))
+    stepping: Future[dict[int, SlotOutcome]] | None = None
 
     def start(self, waiting: Iterator[Attempt]) -> Iterator[Rollout]:
-        """Fills the free slots; yields attempts that were void from the start."""
-        for slot in range(self.slots.num_slots):
+        """Fills free slots, half of all at most: episodes that begin together end their first turns together, and
+        then the sampler would wait for environments that wait for it. Yields attempts that were void from the start.
+        """
+        free = [slot for slot in range(self.slots.num_slots) if slot not in self.live]
+        for slot in free[: max(1, self.slots.num_slots // 2)]:
             while slot not in self.live and (attempt := next(waiting, None)) is not None:
                 with self.stopwatch.running("environment"):
                     outcome = self.slots.start(slot, attempt.uid, attempt.seed)
@@ -140,15 +152,24 @@ class _Table:
                 with self.stopwatch.running("policy"):
                     self._open(slot, outcome)
 
-    def play(self) -> Iterator[Rollout]:
-        """One dispatch of the sampler, then one step in every slot whose turn ended; yields ended
-        episodes.
-        """
+    def write(self) -> dict[int, str | Turn]:
+        """One dispatch of the sampler; what the policy did in each slot whose turn ended."""
         with self.stopwatch.running("policy"):
-            turns = sorted(self.sampler.advance(self.params), key=lambda turn: turn.slot)
-            actions = {turn.slot: self._action(turn) for turn in turns}
+            turns = self.sampler.advance(self.params) if self.sampler.busy else []
+            return {turn.slot: self._action(turn) for turn in sorted(turns, key=lambda turn: turn.slot)}
+
+    def step(self, actions: Mapping[int, str | Turn]) -> None:
+        """Let the environments of these slots step; `answer` takes what comes of it."""
+        if actions:
+            self.stepping = self.worker.submit(self.slots.advance, actions)
+
+    def answer(self) -> Iterator[Rollout]:
+        """Gives the policy the outcomes of the last `step`; yields the episodes that ended."""
+        if self.stepping is None:
+            return
         with self.stopwatch.running("environment"):
-            outcomes = self.slots.advance(actions)
+            outcomes = self.stepping.result()
+        self.stepping = None
         for slot, outcome in outcomes.items():
             if not outcome.ended:
                 with self.stopwatch.running("policy"):
@@ -160,6 +181,7 @@ class _Table:
             yield self._finish(slot)
 
     def clear(self) -> None:
+        self.worker.shutdown()  # a step that runs is waited for
         for slot in self.live:
             self.sampler.free(slot)
         self.live.clear()

@@ -34,9 +34,9 @@ class Trajectory:
     attempt: int
     reward: float
     truncated: bool
-    tokens_t: Int32[np.ndarray, "t"]
-    loss_mask_t: Bool[np.ndarray, "t"]
-    logp_behavior_t: Float32[np.ndarray, "t"]
+    tokens_t: Int32[np.ndarray, t]
+    loss_mask_t: Bool[np.ndarray, t]
+    logp_behavior_t: Float32[np.ndarray, t]
 
     def __post_init__(self) -> None:
         lengths = {len(self.tokens_t), len(self.loss_mask_t), len(self.logp_behavior_t)}
@@ -55,9 +55,7 @@ class Trajectory:
         return int(self.loss_mask_t.sum())
 
 
-def trajectory_of(
-    ledger: TokenLedger, *, uid: str, attempt: int, reward: float, truncated: bool
-) -> Trajectory:
+def trajectory_of(ledger: TokenLedger, *, uid: str, attempt: int, reward: float, truncated: bool) -> Trajectory:
     """The trajectory of a finished, clean episode."""
     return Trajectory(
         uid=uid,

@@ -240,7 +240,9 @@ def model_tensors(model: Model, params: Params) -> dict[str, np.ndarray]:
         if path not in given or path not in wanted or np.shape(given[path]) != wanted[path].shape
     ]
     if problems:
-        raise CheckpointError(f"the parameters are not the model's: {'; '.join(problems)}. Save a model with its own parameters.")
+        raise CheckpointError(
+            f"the parameters are not the model's: {'; '.join(problems)}. Save a model with its own parameters."
+        )
     tensors = {}
     for name, place in _places(params).items():
         part = given[place.path] if place.layer is None else given[place.path][place.layer]

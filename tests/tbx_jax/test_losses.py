@@ -83,9 +83,7 @@ def test_loss_and_gradient_are_zero_when_nothing_is_trained():
     logp_bt, logp_behavior_bt, advantage_b, loss_mask_bt = random_batch()
     nothing = jnp.zeros_like(loss_mask_bt)
     (loss, metrics), gradient_bt = jax.value_and_grad(
-        lambda logp: clipped_policy_loss(
-            logp, logp_behavior_bt, advantage_b, nothing, jnp.float32(0), **CLIPS
-        ),
+        lambda logp: clipped_policy_loss(logp, logp_behavior_bt, advantage_b, nothing, jnp.float32(0), **CLIPS),
         has_aux=True,
     )(logp_bt)
     assert loss == 0.0
@@ -99,9 +97,7 @@ def test_micro_batches_of_1_and_999_tokens_add_up_to_the_global_mean():
     behavior_bt = jnp.asarray(generator.normal(-1, 1, (2, 999)), jnp.float32)
     advantage_b = jnp.array([5.0, -1.0])
     mask_bt = jnp.asarray(np.arange(999)[None, :] < np.array([[1], [999]]))
-    whole, metrics = clipped_policy_loss(
-        logp_bt, behavior_bt, advantage_b, mask_bt, jnp.float32(1000), **CLIPS
-    )
+    whole, metrics = clipped_policy_loss(logp_bt, behavior_bt, advantage_b, mask_bt, jnp.float32(1000), **CLIPS)
     parts = [
         clipped_policy_loss(
             logp_bt[row : row + 1],

@@ -64,6 +64,4 @@ def test_a_vocabulary_without_room_for_the_bytes_is_refused():
 
 
 def test_training_twice_gives_the_same_tokenizer():
-    assert (
-        train_tokenizer(SAID, vocabulary=340).get_vocab() == train_tokenizer(SAID, vocabulary=340).get_vocab()
-    )
+    assert train_tokenizer(SAID, vocabulary=340).get_vocab() == train_tokenizer(SAID, vocabulary=340).get_vocab()
