@@ -2,9 +2,9 @@
 
 A policy of a million parameters copies names and numbers reliably only where they look the same everywhere, so the
 text is cut the same way in every context (a capitalised word never swallows the space before it, digits stand
-alone, a call's scaffolding `{"name": "find_patient", "arguments": {` is one piece), and the vocabulary holds whole pieces: the
-most frequent ones, beside the 256 bytes that spell anything else. Encoding is greedy longest match (WordPiece
-with an empty continuation prefix), so it is lossless and nothing is unknown.
+alone, a call's scaffolding `{"name": "find_patient", "arguments": {` is one piece), and the vocabulary holds whole
+pieces: the most frequent ones, beside the 256 bytes that spell anything else. Encoding is greedy longest match
+(WordPiece with an empty continuation prefix), so it is lossless and nothing is unknown.
 
 >>> tokenizer = train_tokenizer(['Hi, Nora Quist here.'] * 3, vocabulary=300)
 >>> tokenizer.convert_ids_to_tokens(tokenizer.encode('Nora 42'))

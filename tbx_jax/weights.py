@@ -166,7 +166,8 @@ def save_policy(
     others = sorted({path.name for path in folder.iterdir()} - _FILES) if folder.is_dir() else []
     if others:
         raise CheckpointError(
-            f"{folder}: not saved, replacing the folder would delete {', '.join(others)}; give a folder for the policy alone"
+            f"{folder}: not saved, replacing the folder would delete {', '.join(others)}; give a folder for the "
+            f"policy alone"
         )
     tensors = model_tensors(model, params)
     fields = {"model_type": MODEL_TYPE, "vocabulary": model.vocabulary, **model.config.model_dump()}

@@ -83,5 +83,5 @@ def test_a_tiny_warm_start_learns_and_writes_a_policy_that_loads(tmp_path):
     assert json.loads((tmp_path / "warmstart.json").read_text()) == summary
     # A policy that knows nothing has ln(vocabulary) nats a token.
     assert summary["heldback_loss"] < 0.7 * np.log(summary["vocabulary"])
-    model, params, tokenizer = load_policy(str(tmp_path / "policy"))
+    model, _, tokenizer = load_policy(str(tmp_path / "policy"))
     assert model.vocabulary == len(tokenizer) == summary["vocabulary"]
