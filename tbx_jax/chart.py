@@ -75,8 +75,8 @@ def _draw_families(axes: Any, before: Mapping[str, Any], after: Mapping[str, Any
         [family.replace("_", "\n") + ("\n(unseen)" if family in unseen else "") for family in families],
         fontsize=8,
     )
-    axes.set(title="Held-out tasks: pass@1", ylim=(0, 1))
-    axes.legend(loc="upper left", fontsize=8)
+    axes.set(title="Held-out tasks: pass@1", ylim=(0, 1.12))  # room for the legend
+    axes.legend(loc="upper center", ncols=2, fontsize=8, frameon=False)
 
 
 def _draw_repeats(axes: Any, before: Mapping[str, Any], after: Mapping[str, Any], attempts: int) -> None:
