@@ -18,7 +18,7 @@ from tbx_envs.errors import DomainError, ShapeError
 SAME_REWARD = 1e-5
 
 
-def group_has_signal(passed_g: Bool[np.ndarray, g]) -> bool:
+def group_has_signal(passed_g: Bool[np.ndarray, "g"]) -> bool:
     """True when the attempts ended differently: some passed and some did not.
 
     Decided on outcomes and never on rewards: equal outcomes with unequal shaped rewards carry no verdict, and
@@ -27,7 +27,7 @@ def group_has_signal(passed_g: Bool[np.ndarray, g]) -> bool:
     return bool(passed_g.any() and not passed_g.all())
 
 
-def group_advantages(reward_g: Float32[np.ndarray, g], *, normalize_by_std: bool) -> Float32[np.ndarray, g]:
+def group_advantages(reward_g: Float32[np.ndarray, "g"], *, normalize_by_std: bool) -> Float32[np.ndarray, "g"]:
     """Reward minus the group's mean, optionally over the group's standard deviation.
 
     Args:

@@ -36,7 +36,7 @@ class MicroBatch:
     tokens_bt: Int32[np.ndarray, "b t"]
     loss_mask_bt: Bool[np.ndarray, "b t"]
     logp_behavior_bt: Float32[np.ndarray, "b t"]
-    advantage_b: Float32[np.ndarray, b]
+    advantage_b: Float32[np.ndarray, "b"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ def length_buckets(max_length: int) -> tuple[int, ...]:
 
 def build_batch(
     trajectories: Sequence[Trajectory],
-    advantages: Sequence[float] | Float32[np.ndarray, b],
+    advantages: Sequence[float] | Float32[np.ndarray, "b"],
     *,
     micro_batch: int,
     buckets: Sequence[int],
@@ -108,7 +108,7 @@ def build_batch(
 
 
 def _padded(
-    trajectories: Sequence[Trajectory], advantages: Float32[np.ndarray, c], num_rows: int, length: int
+    trajectories: Sequence[Trajectory], advantages: Float32[np.ndarray, "c"], num_rows: int, length: int
 ) -> MicroBatch:
     tokens_bt = np.zeros((num_rows, length), np.int32)
     loss_mask_bt = np.zeros((num_rows, length), bool)

@@ -35,7 +35,7 @@ class Cache(NamedTuple):
 
     keys_lbkhs: Float[Array, "l b k h s"]
     values_lbksh: Float[Array, "l b k s h"]
-    length_b: Int[Array, " b"]
+    length_b: Int[Array, "b"]
     recent_bm: Int[Array, "b m"]
 
     @property
@@ -71,8 +71,8 @@ def append(
     keys_lbjkh: Float[Array, "l b j k h"],
     values_lbjkh: Float[Array, "l b j k h"],
     tokens_bj: Int[Array, "b j"],
-    num_new_b: Int[Array, " b"],
-    slot_b: Int[Array, " b"] | None = None,
+    num_new_b: Int[Array, "b"],
+    slot_b: Int[Array, "b"] | None = None,
 ) -> Cache:
     """The cache after rows took in the first `num_new_b` tokens of their chunks.
 
@@ -115,7 +115,7 @@ def append(
 
 
 def last_tokens(
-    recent_bm: Int[Array, "b m"], tokens_bj: Int[Array, "b j"], num_new_b: Int[Array, " b"]
+    recent_bm: Int[Array, "b m"], tokens_bj: Int[Array, "b j"], num_new_b: Int[Array, "b"]
 ) -> Int[Array, "b m"]:
     """The last `m` ids of each row after its first `num_new_b` tokens of `tokens_bj` came in."""
     known = jnp.concatenate([recent_bm, tokens_bj], axis=1)

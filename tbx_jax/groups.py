@@ -43,11 +43,11 @@ class Group:
     members: tuple[Rollout, ...]
 
     @property
-    def passed_g(self) -> Bool[np.ndarray, g]:
+    def passed_g(self) -> Bool[np.ndarray, "g"]:
         return np.array([member.episode.passed for member in self.members], bool)
 
     @property
-    def reward_g(self) -> Float32[np.ndarray, g]:
+    def reward_g(self) -> Float32[np.ndarray, "g"]:
         return np.array([member.episode.reward for member in self.members], np.float32)
 
 

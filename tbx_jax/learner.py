@@ -49,7 +49,7 @@ class DeviceBatch(NamedTuple):
     tokens_bt: Int[Array, "b t"]
     loss_mask_bt: Bool[Array, "b t"]
     logp_behavior_bt: Float[Array, "b t"]
-    advantage_b: Float[Array, b]
+    advantage_b: Float[Array, "b"]
 
 
 class SupervisedMetrics(NamedTuple):

@@ -54,7 +54,7 @@ def merge_metrics(a: PolicyMetrics, b: PolicyMetrics) -> PolicyMetrics:
 def clipped_policy_loss(
     logp_bt: Float[Array, "b t"],
     logp_behavior_bt: Float[Array, "b t"],
-    advantage_b: Float[Array, b],
+    advantage_b: Float[Array, "b"],
     loss_mask_bt: Bool[Array, "b t"],
     num_trained: Float[Array, ""],
     *,

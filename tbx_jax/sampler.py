@@ -367,9 +367,9 @@ def _prefill(
     model: Model,
     params: Params,
     cache: Cache,
-    slot_b: Int[Array, " b"],
+    slot_b: Int[Array, "b"],
     tokens_bt: Int[Array, "b t"],
-    num_new_b: Int[Array, " b"],
+    num_new_b: Int[Array, "b"],
     *,
     attend_length: int,
     placement: Cache | None,
@@ -385,8 +385,8 @@ class _Written(NamedTuple):
 
     tokens_bj: Int[Array, "b j"]
     logps_bj: Float[Array, "b j"]
-    count_b: Int[Array, " b"]
-    stopped_b: Bool[Array, " b"]
+    count_b: Int[Array, "b"]
+    stopped_b: Bool[Array, "b"]
 
 
 @functools.partial(
@@ -398,11 +398,11 @@ def _decode(
     model: Model,
     params: Params,
     cache: Cache,
-    slot_b: Int[Array, " b"] | None,
-    last_b: Int[Array, " b"],
+    slot_b: Int[Array, "b"] | None,
+    last_b: Int[Array, "b"],
     key_bits_b2: UInt32[Array, "b 2"],
-    index_b: Int[Array, " b"],
-    num_left_b: Int[Array, " b"],
+    index_b: Int[Array, "b"],
+    num_left_b: Int[Array, "b"],
     end_ids: Int[Array, " ends"],
     *,
     steps: int,
@@ -499,11 +499,11 @@ class _Steps(NamedTuple):
     """
 
     step: Int[Array, ""]
-    token_b: Int[Array, " b"]
+    token_b: Int[Array, "b"]
     recent_bm: Int[Array, "b m"]
     fresh: Fresh
-    writes_b: Bool[Array, " b"]
+    writes_b: Bool[Array, "b"]
     tokens_bj: Int[Array, "b j"]
     logps_bj: Float[Array, "b j"]
-    count_b: Int[Array, " b"]
-    stopped_b: Bool[Array, " b"]
+    count_b: Int[Array, "b"]
+    stopped_b: Bool[Array, "b"]

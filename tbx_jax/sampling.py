@@ -13,13 +13,13 @@ from jaxtyping import Array, Float, Int, Key
 
 
 def sample(
-    key_b: Key[Array, " b"],
+    key_b: Key[Array, "b"],
     logits_bv: Float[Array, "b v"],
     *,
     temperature: float,
     top_k: int | None,
     top_p: float,
-) -> tuple[Int[Array, " b"], Float[Array, " b"]]:
+) -> tuple[Int[Array, "b"], Float[Array, "b"]]:
     """One token per row, and its log-probability.
 
     Args:
@@ -40,7 +40,7 @@ def sample(
     return token_b.astype(jnp.int32), logp_of(logits_bv, token_b)
 
 
-def logp_of(logits_bv: Float[Array, "b v"], token_b: Int[Array, " b"]) -> Float[Array, " b"]:
+def logp_of(logits_bv: Float[Array, "b v"], token_b: Int[Array, "b"]) -> Float[Array, "b"]:
     """log softmax(logits) at each row's token."""
     chosen_b = jnp.take_along_axis(logits_bv, token_b[:, None], axis=-1)[:, 0]
     return chosen_b - jax.nn.logsumexp(logits_bv, axis=-1)

@@ -34,9 +34,9 @@ class Trajectory:
     attempt: int
     reward: float
     truncated: bool
-    tokens_t: Int32[np.ndarray, t]
-    loss_mask_t: Bool[np.ndarray, t]
-    logp_behavior_t: Float32[np.ndarray, t]
+    tokens_t: Int32[np.ndarray, "t"]
+    loss_mask_t: Bool[np.ndarray, "t"]
+    logp_behavior_t: Float32[np.ndarray, "t"]
 
     def __post_init__(self) -> None:
         lengths = {len(self.tokens_t), len(self.loss_mask_t), len(self.logp_behavior_t)}

@@ -144,7 +144,7 @@ def with_cache(
     tokens_bt: Int[Array, "b t"],
     cache: Cache,
     attend_length: int | None,
-    slot_b: Int[Array, " b"] | None = None,
+    slot_b: Int[Array, "b"] | None = None,
 ) -> tuple[Float[Array, "b t d"], Fresh]:
     """Hidden states, keys and values of tokens that follow rows of `cache`; the cache itself is only read.
 
@@ -167,7 +167,7 @@ def with_cache(
 
 
 def readable(
-    cache: Cache, attend_length: int | None, slot_b: Int[Array, " b"] | None = None
+    cache: Cache, attend_length: int | None, slot_b: Int[Array, "b"] | None = None
 ) -> tuple[Cached | None, Bool[Array, "b s"] | None]:
     """The first `attend_length` positions of rows of the cache, and where they hold tokens; None for length 0."""
     length = cache.capacity if attend_length is None else min(attend_length, cache.capacity)

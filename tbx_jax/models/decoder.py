@@ -216,7 +216,7 @@ class Decoder(nnx.Module):
         )
 
 
-def rms_norm(x: Float[Array, "*b d"], scale_d: Float[Array, " d"], eps: float) -> Float[Array, "*b d"]:
+def rms_norm(x: Float[Array, "*b d"], scale_d: Float[Array, "d"], eps: float) -> Float[Array, "*b d"]:
     """x over its root mean square along the last axis, times a learned scale; computed in float32."""
     wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
