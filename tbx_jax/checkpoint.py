@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
 
 from tbx_envs.errors import ConfigError
 from tbx_jax.learner import LearnerState
@@ -47,6 +46,10 @@ class Checkpoints:
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
+        # Importing orbax configures the root logger, which importing this module must not do.
+        import orbax.checkpoint as ocp
+
+        self._args = ocp.args
         options = ocp.CheckpointManagerOptions(
             max_to_keep=_KEPT, enable_async_checkpointing=False, cleanup_tmp_directories=True
         )
@@ -65,8 +68,8 @@ class Checkpoints:
             return
         self._manager.save(
             progress.step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(dataclasses.asdict(progress))
+            args=self._args.Composite(
+                state=self._args.StandardSave(state), progress=self._args.JsonSave(dataclasses.asdict(progress))
             ),
         )
 
@@ -74,7 +77,7 @@ class Checkpoints:
         """Where the newest checkpoint stands, None when there is none."""
         if self.latest_step is None:
             return None
-        restored = self._manager.restore(self.latest_step, args=ocp.args.Composite(progress=ocp.args.JsonRestore()))
+        restored = self._manager.restore(self.latest_step, args=self._args.Composite(progress=self._args.JsonRestore()))
         return Progress(**restored.progress)
 
     def restore(self, like: LearnerState) -> LearnerState:
@@ -85,7 +88,7 @@ class Checkpoints:
         """
         abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like)
         restored = self._manager.restore(
-            self.latest_step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
+            self.latest_step, args=self._args.Composite(state=self._args.StandardRestore(abstract))
         )
         return restored.state
 

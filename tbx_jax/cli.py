@@ -112,7 +112,10 @@ def _hydra(name: str, record_name: str, run: str) -> Callable[[Arguments], int]:
             write_provenance(config.output_dir, config.model_dump(mode="json"), ["tbx", name, *rest])
             _imported(run)(config)
 
-        sys.argv = [f"tbx {name}", f"hydra.job.name={name}", *rest]
+        overrides = [given for given in rest if not given.startswith("-") and ("=" in given or given.startswith("~"))]
+        options = [given for given in rest if given not in overrides]
+        # Hydra's parser takes overrides in one piece only, and people write `seed=0,1 -m` as well as `-m seed=0,1`.
+        sys.argv = [f"tbx {name}", *options, *overrides, f"hydra.job.name={name}"]
         os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors come out, so that `main` words them
         try:
             program()

@@ -137,7 +137,7 @@ def _said(episodes: Iterable[Episode]) -> Iterator[str]:
 
 def _train(
     config: WarmstartConfig, trajectories: Sequence[Trajectory], tokenizer: PreTrainedTokenizerBase
-) -> tuple[LearnerState, Learner, dict[str, float]]:
+) -> tuple[LearnerState, Learner, dict[str, float | int]]:
     order = rng(config.seed, "held back").sample(range(len(trajectories)), len(trajectories))
     num_measured = max(1, int(MEASURED_SHARE * len(order)))
     measured = [trajectories[i] for i in order[:num_measured]]

@@ -140,16 +140,11 @@ def test_show_picks_transcripts(scripted, capsys):
     assert "none of" in capsys.readouterr().err
 
 
-def test_a_sweep_gives_every_run_its_own_folder(tmp_path):
-    done = tbx(
-        "evaluate",
-        "-m",
-        "policy=oracle,idle",
-        f"tasks={UID}",
-        "attempts=1",
-        f"output_dir={tmp_path}/sweep",
-        cwd=tmp_path,
-    )
+@pytest.mark.parametrize("place", [0, 1, 4])
+def test_a_sweep_gives_every_run_its_own_folder_wherever_its_option_stands(tmp_path, place):
+    arguments = ["policy=oracle,idle", f"tasks={UID}", "attempts=1", f"output_dir={tmp_path}/sweep"]
+    arguments.insert(place, "-m")
+    done = tbx("evaluate", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     measured = [json.loads((tmp_path / "sweep" / n / "summary.json").read_text()) for n in "01"]
     assert [(summary["policy"], summary["pass_at_1"]) for summary in measured] == [("oracle", 1.0), ("idle", 0.0)]

@@ -62,7 +62,7 @@ def last_call_twice(task):
     return (*task.expected_calls, ExpectedCall("cancel_visit", task.expected_calls[-1].arguments))
 
 
-def peek_and_cancel(context, *, patient_id):
+def peek_and_cancel(context, *, patient_id, clinician=None):
     context.db.execute(VISITS.update().values(moves=VISITS.c.moves + 1))
     return []
 
