@@ -160,6 +160,7 @@ def build_template(task: Task, domain: Domain) -> WorldTemplate:
         DomainError: the world does not fit the tables, or an expected call is refused or fails.
     """
     world = _lend(_empty_database(os.getpid(), domain.metadata))
+    database = sqlite3.connect(":memory:", check_same_thread=False)
     try:
         world.raw.execute("PRAGMA foreign_keys = OFF")  # rows come in any order; all are checked at the end
         for table_name, rows in task.world.items():
@@ -172,12 +173,12 @@ def build_template(task: Task, domain: Domain) -> WorldTemplate:
                 f"world lacks ({len(dangling)} such rows). Fix the task's world."
             )
         world.raw.execute("PRAGMA foreign_keys = ON")
-        database = sqlite3.connect(":memory:", check_same_thread=False)
         world.raw.backup(database)
         initial = rows_of(world.raw, domain.metadata)
         replay(world, task, domain)
         expected = rows_of(world.raw, domain.metadata)
     except BaseException:
+        database.close()
         world.close()
         raise
     return_world(world)

@@ -6,6 +6,7 @@ import sqlalchemy
 from sqlalchemy import insert, select, update
 
 from tbx_envs import worlds
+from tbx_envs.domains import load_domain
 from tbx_envs.errors import DomainError
 from tbx_envs.task import ExpectedCall
 from tbx_envs.testing.kiosk import ITEMS, METADATA, NOTES, ORDERS
@@ -186,3 +187,28 @@ def test_templates_beyond_the_limit_are_closed(task, kiosk, monkeypatch):
         template_for(kiosk.task(f"kiosk/order/00{number}"), kiosk)
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         database.execute("SELECT 1")
+
+
+def test_a_task_whose_expected_call_fails_leaves_no_open_database(monkeypatch):
+    opened = []
+    connect = sqlite3.connect
+
+    def recorded(*arguments, **options):
+        opened.append(connect(*arguments, **options))
+        return opened[-1]
+
+    wrong = (ExpectedCall("cancel_visit", {"visit_id": "V1"}),)
+    task = dataclasses.replace(load_domain("clinic").task("clinic/cancel_visit/000"), expected_calls=wrong)
+    monkeypatch.setattr(sqlite3, "connect", recorded)
+    with pytest.raises(DomainError, match="no booked visit V1"):
+        build_template(task, load_domain("clinic"))
+    assert opened
+    still_open = []
+    for database in opened:
+        try:
+            database.execute("SELECT count(*) FROM visits")
+            still_open.append(database)
+        except sqlite3.ProgrammingError:  # closed
+            pass
+    # Databases that stay are the empty one that the process keeps and idle worlds; none holds the task's rows.
+    assert not any(database.execute("SELECT count(*) FROM visits").fetchone()[0] for database in still_open)
