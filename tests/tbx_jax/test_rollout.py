@@ -1,5 +1,9 @@
 """Rollouts with the real sampler and a toy environment."""
 
+import threading
+import types
+from concurrent.futures import Future
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +16,7 @@ from tbx_envs.errors import ConfigError
 from tbx_envs.messages import Turn
 from tbx_envs.policies import Attempt
 from tbx_envs.testing.parity_slots import ParitySlots
+from tbx_jax import rollout as rollout_module
 from tbx_jax.models import token_logps
 from tbx_jax.rollout import Stopwatch, run_attempts
 from tbx_jax.sampler import Sampler
@@ -171,3 +176,46 @@ def test_a_stopwatch_tells_policy_and_environment_apart():
     stopwatch = Stopwatch()
     list(Scene().run(ATTEMPTS[:2], stopwatch=stopwatch))
     assert set(stopwatch.seconds) == {"policy", "environment"}
+
+
+class EagerWorker:
+    """A thread that is always faster than the sampler."""
+
+    def __init__(self, *_):
+        pass
+
+    def submit(self, function, *arguments):
+        done = Future()
+        done.set_result(function(*arguments))
+        return done
+
+    def shutdown(self):
+        pass
+
+
+class LazyWorker(EagerWorker):
+    """A thread that is always slower: it begins when its result is waited for."""
+
+    def submit(self, function, *arguments):
+        return types.SimpleNamespace(result=lambda: function(*arguments))
+
+
+def test_neither_order_nor_tokens_depend_on_how_fast_the_environments_are(played, monkeypatch):
+    _, rollouts = played
+    for worker in (EagerWorker, LazyWorker):
+        monkeypatch.setattr(rollout_module, "ThreadPoolExecutor", worker)
+        others = list(Scene().run())
+        assert list(map(key, others)) == list(map(key, rollouts))
+        for one, other in zip(rollouts, others, strict=True):
+            np.testing.assert_array_equal(one.trajectory.tokens_t, other.trajectory.tokens_t)
+
+
+def test_environments_step_in_one_thread_that_is_not_the_samplers_and_ends_with_the_run():
+    scene = Scene()
+    threads = set()
+    advance = scene.slots.advance
+    scene.slots.advance = lambda actions: threads.add(threading.current_thread()) or advance(actions)
+    list(scene.run())
+    (worker,) = threads
+    assert worker is not threading.main_thread()
+    assert not worker.is_alive()
