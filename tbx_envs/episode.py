@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Mapping
+from typing import Any
 
 from tbx_envs.messages import Transcript
 
@@ -17,10 +18,12 @@ class FinishReason(enum.StrEnum):
     USER_LIMIT = "user_limit"  # the user has answered as often as the task allows
     AGENT_LIMIT = "agent_limit"  # the policy has written as many turns as the task allows
     TRUNCATED = "truncated"  # a turn was cut off by a token limit
+    END_TURN_TOOL = "end_turn_tool"  # the agent called a tool that ends the conversation
+    NO_USER = "no_user_llm"  # the agent spoke to a user that there is not
 
 
 # Ends that the task itself knows (`terminated`); the others are bounds put on it (`truncated`).
-TERMINATED = frozenset({FinishReason.DONE, FinishReason.USER_DONE})
+TERMINATED = frozenset({FinishReason.DONE, FinishReason.USER_DONE, FinishReason.END_TURN_TOOL})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,14 +31,23 @@ class CheckReport:
     """What the check saw.
 
     Attributes:
-        passed: the verdict; the reward is 1.0 or 0.0 by it.
-        check: name of the check (`state`).
-        differences: readable lines, one per row that is not as expected; empty when passed.
+        passed: the verdict.
+        check: name of the check (`state`, `test_code`).
+        differences: readable lines, one per row that is not as expected, or what an assertion said; empty when
+            passed.
+        score: the reward where a check grades more finely than yes or no, in [0, 1]; None: 1.0 or 0.0 by `passed`.
+        notes: what else is worth keeping, for people: prints of the test, a judge's motivations.
     """
 
     passed: bool
     check: str
     differences: tuple[str, ...] = ()
+    score: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def reward(self) -> float:
+        return float(self.passed) if self.score is None else self.score
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,10 +74,12 @@ class Episode:
         transcript: everything said.
         finish_reason: None for a void episode.
         report: the check's report, None for a void episode.
-        reward: 1.0 or 0.0, None for a void episode.
+        reward: 1.0 or 0.0 (or a check's finer score), None for a void episode.
         fault: None, or what broke.
         seconds: wall time by part: `environment` (tools, user and check), `policy` where known.
         usage: counts such as `agent_turns`, `tool_calls`, `sampled_tokens`, `given_tokens` where known.
+        evidence: what the check was given beyond the transcript (JSON), so that the episode can be graded again;
+            None where the check needs a live world.
     """
 
     uid: str
@@ -78,7 +92,8 @@ class Episode:
     fault: Fault | None
     seconds: Mapping[str, float]
     usage: Mapping[str, int]
+    evidence: Mapping[str, Any] | None = None
 
     @property
     def passed(self) -> bool | None:
-        return None if self.reward is None else self.reward == 1.0
+        return None if self.report is None else self.report.passed

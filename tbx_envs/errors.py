@@ -9,6 +9,7 @@
         UserFault          the simulated user could not answer
         CheckFault         the check itself crashed
         PolicyFault        the policy model's server or sampler failed
+      EndpointError      a model server did not answer; whoever asked says whose fault that is
       CheckpointError    weights or state on disk do not fit the model
       ShapeError         arrays that cannot go together
 
@@ -66,6 +67,10 @@ class PolicyFault(EnvironmentFault):
     """The policy could not produce an action (a dead model server, a broken sampler)."""
 
     kind = "policy"
+
+
+class EndpointError(TbxError):
+    """A model server did not give a usable answer. Players, users and judges turn it into the fault of theirs."""
 
 
 class CheckpointError(TbxError):
