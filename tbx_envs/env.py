@@ -15,21 +15,20 @@ reward.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium
 
 from tbx_envs.arguments import transport_problem
-from tbx_envs.backends.in_process import InProcessSession
 from tbx_envs.backends.listing import domain_function_dicts
 from tbx_envs.chat.interpretation import interpret
-from tbx_envs.checks.state import check_state
 from tbx_envs.domains import Domain, load_domain
 from tbx_envs.episode import TERMINATED, CheckReport, Episode, Fault, FinishReason
-from tbx_envs.errors import ActionError, CheckFault, EnvironmentFault, UserFault
+from tbx_envs.errors import ActionError, CheckFault, EnvironmentFault, UserFault, did_you_mean
 from tbx_envs.messages import (
     DONE_MARK,
     BadCall,
@@ -43,10 +42,12 @@ from tbx_envs.messages import (
 )
 from tbx_envs.rendering import transcript_text
 from tbx_envs.spaces import AnyText
+from tbx_envs.stages import Stage, StageOptions
+from tbx_envs.stages.built_in import BuiltInStage
 from tbx_envs.task import Task
-from tbx_envs.users import User
-from tbx_envs.users.scripted import ScriptedUser
-from tbx_envs.worlds import World, WorldTemplate, lend_world, return_world, template_for
+
+if TYPE_CHECKING:
+    from tbx_envs.datasets.records import DatasetTask
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 
@@ -59,50 +60,43 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         chat_format: how calls stand in the policy's text (`tbx_envs.chat.interpretation`).
         render_mode: None, `ansi` (`render()` returns the transcript) or `human` (messages are printed as they
             come).
-        user: makes the simulated user of each episode from (task, domain, seed); the scripted one by default.
-        tool_timeout_s: how long one call may take before the episode is void.
+        stage: further options, by the names of `StageOptions`: `user`, `judge`, `tool_timeout_s`, ...
 
     Raises:
         DomainError: no such task.
         ConfigError: no such chat format.
+        ActionError: no such option.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "human"], "render_fps": 1}
 
-    def __init__(
-        self,
-        uid: str,
-        *,
-        chat_format: str = "hermes",
-        render_mode: str | None = None,
-        user: Callable[[Task, Domain, int], User] | None = None,
-        tool_timeout_s: float = 10.0,
-    ) -> None:
+    def __init__(self, uid: str, *, chat_format: str = "hermes", render_mode: str | None = None, **stage: Any) -> None:
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ActionError(f"render_mode {render_mode!r} is not known; use None, 'ansi' or 'human'.")
         interpret("", chat_format)  # an unknown format fails here, not in the first step
-        self.task: Task = load_domain(uid.partition("/")[0]).task(uid)
-        self.domain: Domain = load_domain(self.task.domain)
+        self._options = _stage_options(stage)
+        self.task, self.domain = _task_and_domain(uid)
         self.render_mode = render_mode
         self.observation_space = AnyText()
         self.action_space = AnyText()
         self._chat_format = chat_format
-        self._make_user = user or ScriptedUser
-        self._tool_timeout_s = tool_timeout_s
         self._messages: list[Message] = []
-        self._world: World | None = None
+        self._stage: Stage | None = None
+        self._tools: list[dict[str, Any]] | None = None  # of a dataset's task, known once it has been started
         self._clear()
 
     def _clear(self) -> None:
-        """Forget the last episode; its world must have been given back."""
+        """Forget the last episode; its stage must have been left."""
         self._messages = []
         self._seed = -1
         self._running = False
         self._finish_reason: FinishReason | None = None
         self._report: CheckReport | None = None
         self._fault: Fault | None = None
+        self._evidence: Mapping[str, Any] | None = None
         self._seconds = 0.0
         self._num_calls = 0
+        self._num_actions = 0  # as `Limits.agent_turns` counts
         self._usage = {
             "agent_turns": 0,
             "user_turns": 0,
@@ -115,13 +109,26 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
 
     @property
     def transcript(self) -> Transcript:
-        """Everything said so far, the policy of the domain first."""
+        """Everything said so far, the rules first."""
         return tuple(self._messages)
 
     @property
+    def waits(self) -> bool:
+        """True when a step mostly waits for other processes, so that many are best taken at the same time."""
+        return self.domain is None
+
+    @property
     def tools(self) -> list[dict[str, Any]]:
-        """The tools as OpenAI-function style dictionaries, in canonical order; new objects each time."""
-        return domain_function_dicts(self.domain.tools)
+        """The tools as OpenAI-function style dictionaries, in canonical order; new objects each time.
+
+        Raises:
+            ActionError: a dataset's task that was never begun: its servers say what tools they have.
+        """
+        if self.domain is not None:
+            return domain_function_dicts(self.domain.tools)
+        if self._tools is None:
+            raise ActionError(f"tools of {self.task.uid}: its servers have not been started yet; call reset() first.")
+        return json.loads(json.dumps(self._tools))
 
     def episode(self, attempt: int) -> Episode:
         """The record of the episode that has ended, void when a fault ended it.
@@ -139,10 +146,11 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             transcript=self.transcript,
             finish_reason=self._finish_reason,
             report=self._report,
-            reward=None if self._report is None else float(self._report.passed),
+            reward=None if self._report is None else self._report.reward,
             fault=self._fault,
             seconds={"environment": self._seconds},
             usage=dict(self._usage),
+            evidence=self._evidence,
         )
 
     # --- reset and step -------------------------------------------------------------------------------------
@@ -163,20 +171,19 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         """
         began = time.perf_counter()
         super().reset(seed=seed)
-        self._give_world_back()
+        self._leave_stage()
         self._clear()
         self._seed = int(self.np_random.integers(2**63 - 1)) if seed is None else int(seed)
         try:
-            template = template_for(self.task, self.domain)
-            self._template: WorldTemplate = template
-            self._world = lend_world(template)
-            self._session = InProcessSession.open(self.domain, self._world, self._tool_timeout_s)
-            self._user = self._new_user()
+            self._stage = self._new_stage()
         except EnvironmentFault as fault:
             self._void(fault, began)
             raise
         self._running = True
-        self._say(Text("system", self.domain.policy), Text("user", self.task.query))
+        if self.domain is None:
+            self._tools = self._stage.tools
+        self._num_calls = sum(len(said.calls) for said in self._stage.opening if isinstance(said, Turn))
+        self._say(*self._stage.opening)
         info = {
             "uid": self.task.uid,
             "messages": to_chat(self._messages),
@@ -184,7 +191,14 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             "finish_reason": None,
         }
         self._seconds += time.perf_counter() - began
-        return self.task.query, info
+        return self._stage.opening[-1].text, info
+
+    def _new_stage(self) -> Stage:
+        if self.domain is not None:
+            return BuiltInStage(self.task, self.domain, self._options, self._seed)
+        from tbx_envs.stages.dataset import DatasetStage
+
+        return DatasetStage(self.task, self._options, self._seed)
 
     def step(self, action: str | Turn) -> Step:
         """Take what the policy wrote: raw text in the environment's chat format, or a turn read already.
@@ -214,7 +228,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         info: dict[str, Any] = {"uid": self.task.uid, "messages": to_chat(new), "finish_reason": None}
         reward = 0.0
         if reason is not None and self._report is not None:
-            reward = float(self._report.passed)
+            reward = self._report.reward
             info["finish_reason"] = str(reason)
             info["check"] = _report_dict(self._report)
         self._seconds += time.perf_counter() - began
@@ -248,36 +262,64 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
 
     def _answer(self, turn: Turn) -> FinishReason | None:
         """Say what answers the turn; the reason when the episode ends with it."""
-        reason = None
+        limit = self.task.limits.agent_turns
         if turn.truncated:
             return FinishReason.TRUNCATED
         if turn.is_done:
             return FinishReason.DONE
+        self._num_actions += bool(turn.text)
         if turn.calls:
-            for call in turn.calls:
-                self._say(self._call(call))
-        else:
-            reason = self._ask_user()
-        if reason is None and self._usage["agent_turns"] >= self.task.limits.agent_turns:
+            if self._num_actions >= limit:  # the words were the last that is allowed: nothing is executed
+                return FinishReason.AGENT_LIMIT
+            self._num_actions += 1
+            if self._answer_calls(turn):
+                return FinishReason.END_TURN_TOOL
+        if self._num_actions >= limit:
             return FinishReason.AGENT_LIMIT
-        return reason
+        return None if turn.calls else self._ask_user()
 
-    def _call(self, call: ToolCall | BadCall) -> ToolResult:
+    def _answer_calls(self, turn: Turn) -> bool:
+        """Make the calls, in order, then say what their results tell the user; True when one ends the conversation:
+        then none of them is executed."""
+        assert self._stage is not None
+        ending = [call for call in turn.calls if isinstance(call, ToolCall) and call.name in self._stage.ends_turn]
+        for call in ending:
+            self._usage["tool_calls"] += 1
+            self._say(ToolResult(call.id, call.name, ""))
+        if ending:
+            return True
+        direct = []
+        for call in turn.calls:
+            result, words = self._call(call)
+            self._say(result)
+            direct += [] if words is None else [Text("assistant", words)]
+        self._num_actions += len(direct)
+        if direct:
+            self._say(*direct)
+        return False
+
+    def _call(self, call: ToolCall | BadCall) -> tuple[ToolResult, str | None]:
+        """The result of a call, and what the user is told of it at once."""
+        assert self._stage is not None
         self._usage["tool_calls"] += 1
         if isinstance(call, BadCall):
             self._usage["invalid_calls"] += 1
-            return ToolResult(call.id, "", f"{call.problem}", "invalid")
-        answer = self._session.call(call.name, call.arguments)
+            return ToolResult(call.id, "", f"{call.problem}", "invalid"), None
+        answer = self._stage.call(call.name, call.arguments)
         if answer.status != "ok":
             self._usage[f"{answer.status}_calls"] += 1
-        return ToolResult(call.id, call.name, answer.text, answer.status)
+        return ToolResult(call.id, call.name, answer.text, answer.status), answer.direct
 
     def _ask_user(self) -> FinishReason | None:
-        if self._usage["user_turns"] >= self.task.limits.user_turns:
+        assert self._stage is not None
+        user, may_end = self._stage.user, self._stage.user_may_end
+        if user is None:
+            return FinishReason.NO_USER
+        if self._usage["user_turns"] >= self._stage.user_turns:
             return FinishReason.USER_LIMIT
         self._usage["user_turns"] += 1
         try:
-            text = self._user.answer(self.transcript)
+            text = user.answer(self.transcript)
         except UserFault:
             raise
         except Exception as error:  # the episode boundary: whatever a user raises voids the episode
@@ -285,28 +327,20 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         if not isinstance(text, str):
             raise UserFault(f"task {self.task.uid}: the simulated user answered with {text!r}; it must be text.")
         self._say(Text("user", text))
-        return FinishReason.USER_DONE if text.rstrip().endswith(DONE_MARK) else None
-
-    def _new_user(self) -> User:
-        try:
-            return self._make_user(self.task, self.domain, self._seed)
-        except UserFault:
-            raise
-        except Exception as error:  # the episode boundary, as above
-            raise UserFault(_unexpected(self.task, "making the simulated user", error)) from error
+        return FinishReason.USER_DONE if may_end and text.rstrip().endswith(DONE_MARK) else None
 
     def _end(self, reason: FinishReason) -> None:
         """Run the check and end the episode."""
-        assert self._world is not None
+        assert self._stage is not None
         try:
-            self._report = check_state(self._world, self._template)
-        except CheckFault:
+            self._report, self._evidence = self._stage.check(self.transcript)
+        except EnvironmentFault:
             raise
         except Exception as error:  # the episode boundary: a check that crashes says neither yes nor no
             raise CheckFault(_unexpected(self.task, "the check", error)) from error
         self._finish_reason = reason
         self._running = False
-        self._give_world_back()
+        self._leave_stage()
 
     # --- around an episode ----------------------------------------------------------------------------------
 
@@ -316,29 +350,49 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             print(transcript_text(messages))
 
     def _void(self, fault: EnvironmentFault, began: float) -> None:
-        """The episode is void: no reward, and its world, in an unknown state, is never used again."""
+        """The episode is void: no reward, and its stage, in an unknown state, is never used again."""
         self._running = False
         self._report = None
         self._fault = Fault(fault.kind, str(fault))
         self._seconds += time.perf_counter() - began
-        if self._world is not None and fault.kind != "tool":  # an abandoned tool may still hold the database
-            self._world.close()
-        self._world = None
+        if self._stage is not None:
+            self._stage.discard(fault.kind)
+            self._stage = None
 
-    def _give_world_back(self) -> None:
-        if self._world is not None:
-            return_world(self._world)
-            self._world = None
+    def _leave_stage(self) -> None:
+        if self._stage is not None:
+            self._stage.close()
+            self._stage = None
 
     def render(self) -> str | None:
         """The transcript for `ansi`; None otherwise, since `human` prints as it goes."""
         return transcript_text(self._messages) if self.render_mode == "ansi" else None
 
     def close(self) -> None:
-        """Give the world back; a second call does nothing. `reset` may still be called afterwards."""
+        """Give everything back; a second call does nothing. `reset` may still be called afterwards."""
         if self._running:
             self._clear()
-        self._give_world_back()
+        self._leave_stage()
+
+
+def _stage_options(given: Mapping[str, Any]) -> StageOptions:
+    try:
+        return StageOptions(**given)
+    except TypeError:
+        known = [field.name for field in dataclasses.fields(StageOptions)]
+        unknown = [name for name in given if name not in known]
+        near = did_you_mean(unknown[0], known)
+        raise ActionError(f"ToolEnv has no option {unknown[0]!r}.{near} Its options: {', '.join(known)}.") from None
+
+
+def _task_and_domain(uid: str) -> tuple[Task | DatasetTask, Domain | None]:
+    """The task, and its domain when it is one of ours. A uid of a dataset has a colon (`file.py:test`)."""
+    if ":" in uid:
+        from tbx_envs.datasets import dataset_of
+
+        return dataset_of(uid).task(uid), None
+    task = load_domain(uid.partition("/")[0]).task(uid)
+    return task, load_domain(task.domain)
 
 
 def _with_ids(turn: Turn, first: int) -> Turn:
@@ -367,5 +421,5 @@ def _report_dict(report: CheckReport) -> dict[str, Any]:
     return {"passed": report.passed, "check": report.check, "differences": list(report.differences)}
 
 
-def _unexpected(task: Task, what: str, error: Exception) -> str:
+def _unexpected(task: Task | DatasetTask, what: str, error: Exception) -> str:
     return f"task {task.uid}: {what} raised {type(error).__name__}: {error}. The episode is void; fix it."

@@ -17,9 +17,14 @@ DONE_MARK = "<DONE>"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Text:
-    """Words of the system or of the user."""
+    """Words that the policy did not write: of the system, of the user, or said in the agent's name.
 
-    role: Literal["system", "user"]
+    Attributes:
+        role: `assistant` for the direct response of a tool, which the user is told without the policy's doing, and
+            for what an agent said in a history.
+    """
+
+    role: Literal["system", "user", "assistant"]
     text: str
 
 

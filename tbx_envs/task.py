@@ -44,7 +44,8 @@ class Limits:
 
     Attributes:
         user_turns: how often the simulated user may answer (the first message is not counted).
-        agent_turns: how many turns the policy may write in the whole episode.
+        agent_turns: how often the policy may act in the whole episode: a turn's words count one, its calls together
+            one, and so does a tool's direct response.
     """
 
     user_turns: int = 10

@@ -26,7 +26,7 @@ def episode_record(episode: Episode) -> dict[str, Any]:
     return {
         **record,
         "finish_reason": None if episode.finish_reason is None else str(episode.finish_reason),
-        "report": None if report is None else {**_fields(report), "differences": list(report.differences)},
+        "report": None if report is None else _report_record(report),
         "fault": None if episode.fault is None else _fields(episode.fault),
         "seconds": {part: float(number) for part, number in episode.seconds.items()},
         "usage": {name: int(number) for name, number in episode.usage.items()},
@@ -43,16 +43,22 @@ def episode_from_record(record: Mapping[str, Any]) -> Episode:
         seed=record["seed"],
         transcript=tuple(_message(message) for message in record["transcript"]),
         finish_reason=None if reason is None else FinishReason(reason),
-        report=None if report is None else CheckReport(**{**report, "differences": tuple(report["differences"])}),
+        report=None if report is None else _report(report),
         reward=record["reward"],
         fault=None if fault is None else Fault(**fault),
         seconds=record["seconds"],
         usage=record["usage"],
+        evidence=record.get("evidence"),
     )
 
 
+def _report_record(report: CheckReport) -> dict[str, Any]:
+    return {**_fields(report), "differences": list(report.differences), "notes": list(report.notes)}
+
+
 def _report(record: Mapping[str, Any]) -> CheckReport:
-    return CheckReport(record["passed"], record["check"], tuple(record["differences"]))
+    lines = {name: tuple(record.get(name, ())) for name in ("differences", "notes")}
+    return CheckReport(**{**record, **lines})
 
 
 def _fields(record: Any) -> dict[str, Any]:
@@ -119,4 +125,5 @@ def _outcome_lines(episode: Episode) -> list[str]:
         return [f"void ({episode.fault.kind} fault): {episode.fault.message}"]
     verdict = "passed" if episode.passed else "failed"
     differences = episode.report.differences if episode.report else ()
-    return [f"{verdict}, ended by {episode.finish_reason}", *(f"  {line}" for line in differences)]
+    notes = episode.report.notes if episode.report else ()
+    return [f"{verdict}, ended by {episode.finish_reason}", *(f"  {line}" for line in (*differences, *notes))]

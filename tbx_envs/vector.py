@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +20,9 @@ from tbx_envs.episode import Episode, Fault
 from tbx_envs.errors import ActionError, EnvironmentFault
 from tbx_envs.messages import Message, Turn
 from tbx_envs.spaces import AnyText
+
+# Slots whose environments wait for other processes are stepped together, so many at a time.
+_MOST_THREADS = 32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,7 +87,13 @@ class EpisodeSlots:
         idle = [slot for slot in actions if not self._running[slot]]
         if idle:
             raise ActionError(f"advance() of slots {idle}: they run no episode; start() them first.")
-        return {slot: self._advance_one(slot, action) for slot, action in actions.items()}
+        together = [slot for slot in actions if self.env(slot).waits]
+        if len(together) < 2:
+            return {slot: self._advance_one(slot, action) for slot, action in actions.items()}
+        with ThreadPoolExecutor(min(len(together), _MOST_THREADS), "tbx-slots") as threads:
+            stepped = {slot: threads.submit(self._advance_one, slot, actions[slot]) for slot in together}
+            here = {slot: self._advance_one(slot, actions[slot]) for slot in actions if slot not in stepped}
+            return {slot: here[slot] if slot in here else stepped[slot].result() for slot in actions}
 
     def _advance_one(self, slot: int, action: str | Turn) -> SlotOutcome:
         env = self.env(slot)
@@ -143,7 +153,7 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
         num_envs: how many slots; with `uids` it may be left out.
         uid: the task of all slots.
         uids: one task for each slot, instead of `uid`.
-        chat_format, render_mode, user, tool_timeout_s: as in `ToolEnv`.
+        options: as of `ToolEnv`.
 
     Raises:
         ActionError: neither `uid` nor `uids` is given, or their number is not `num_envs`.

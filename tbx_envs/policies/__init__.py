@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+from tbx_envs.datasets.records import DatasetTask
 from tbx_envs.episode import Episode
+from tbx_envs.messages import Message
+from tbx_envs.task import Task
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,6 +30,21 @@ class Attempt:
     uid: str
     attempt: int
     seed: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Opening:
+    """What an agent finds when its episode begins.
+
+    Attributes:
+        task: the whole task; only agents that know the answer look at it.
+        messages: said so far: the rules first, the user's first message last.
+        tools: of the episode, as OpenAI-function style dictionaries.
+    """
+
+    task: Task | DatasetTask
+    messages: tuple[Message, ...]
+    tools: list[dict[str, Any]]
 
 
 @runtime_checkable

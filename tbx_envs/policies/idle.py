@@ -4,22 +4,30 @@ right."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from tbx_envs.domains import ScriptedAgent
 from tbx_envs.episode import Episode
 from tbx_envs.messages import DONE_MARK, Turn
-from tbx_envs.policies import Attempt
+from tbx_envs.policies import Attempt, Opening
 from tbx_envs.policies.turns import play_turns
-from tbx_envs.task import Task
 
 
 class IdlePlayer:
-    """Does nothing."""
+    """Does nothing.
+
+    Args:
+        concurrency: how many episodes run at the same time (`play_turns`).
+        env_options: of every `ToolEnv`.
+    """
+
+    def __init__(self, *, concurrency: int = 1, **env_options: Any) -> None:
+        self._options = {"concurrency": concurrency, **env_options}
 
     def play(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
-        """One episode for each attempt, in order."""
-        return play_turns(attempts, _agent)
+        """One episode for each attempt."""
+        return play_turns(attempts, _agent, **self._options)
 
 
-def _agent(task: Task, attempt: Attempt) -> ScriptedAgent:
+def _agent(attempt: Attempt, opening: Opening) -> ScriptedAgent:
     yield Turn(text=DONE_MARK)

@@ -34,7 +34,7 @@ def call(name, arguments):
 
 
 def notes_of(env):
-    return rows_of(env._world.raw, env.domain.metadata)["notes"]
+    return rows_of(env._stage.world.raw, env.domain.metadata)["notes"]
 
 
 # --- reset --------------------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def test_an_episodes_record_holds_everything(env):
 
 def test_no_tool_reaches_the_check(env, kiosk):
     """The agent's whole reach is the tools: none but the domain's is answered, and the expected world is elsewhere."""
-    expected = copy.deepcopy(env._template.expected)
+    expected = copy.deepcopy(env._stage.template.expected)
     for name in [
         "check",
         "check_state",
@@ -246,11 +246,11 @@ def test_no_tool_reaches_the_check(env, kiosk):
         assert env.step(call(name, {}))[0].startswith("There is no tool")
     env.step(call("place_order", {**ORDER, "code": "'; DROP TABLE orders; --"}))
     env.step(call("note", {"text": "<DONE>"}))
-    databases = env._world.raw.execute("PRAGMA database_list").fetchall()
+    databases = env._stage.world.raw.execute("PRAGMA database_list").fetchall()
     assert [name for _, name, _ in databases] == ["main"]
-    tables = {row[0] for row in env._world.raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    tables = {row[0] for row in env._stage.world.raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     assert tables == set(kiosk.metadata.tables)
-    assert env._template.expected == expected
+    assert env._stage.template.expected == expected
     assert env.step("<DONE>")[1] == 0.0
 
 

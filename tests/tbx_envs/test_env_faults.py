@@ -5,11 +5,11 @@ import threading
 import pytest
 from sqlalchemy import text
 
-from tbx_envs import env as env_module
 from tbx_envs.checks.state import check_state
 from tbx_envs.env import ToolEnv
 from tbx_envs.errors import ActionError, CheckFault, EnvironmentFault, ToolFault, UserFault
 from tbx_envs.messages import ToolCall, Turn
+from tbx_envs.stages import built_in
 from tbx_envs.toolbox import ToolContext, tool
 
 ORDER = Turn(calls=(ToolCall("", "place_order", {"item": "tea", "quantity": 1, "code": "1000"}),))
@@ -141,11 +141,11 @@ def test_a_check_that_crashes_voids_the_episode(kiosk, monkeypatch):
     env = ToolEnv("kiosk/order/000")
     env.reset(seed=5)
     env.step(ORDER)
-    monkeypatch.setattr(env_module, "check_state", crash)
+    monkeypatch.setattr(built_in, "check_state", crash)
     with pytest.raises(CheckFault, match="MemoryError: no more"):
         env.step("<DONE>")
     assert_void(env, "check", "no more")
-    monkeypatch.setattr(env_module, "check_state", check_state)
+    monkeypatch.setattr(built_in, "check_state", check_state)
     assert_a_new_episode_is_sound(env)
 
 

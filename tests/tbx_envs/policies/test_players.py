@@ -71,7 +71,7 @@ def test_attempts_are_played_one_by_one_and_not_ahead():
 def test_an_agent_is_sent_what_answers_its_turn():
     heard = []
 
-    def agent(task, attempt):
+    def agent(attempt, opening):
         heard.append((yield Turn(text="What is your pickup code?")))
         heard.append((yield Turn(calls=(ToolCall("x", "list_items", {}), ToolCall("y", "no_such_tool", {})))))
         yield Turn(text="<DONE>")
@@ -82,7 +82,7 @@ def test_an_agent_is_sent_what_answers_its_turn():
 
 
 def test_an_agent_that_raises_voids_its_episode_and_disturbs_no_other():
-    def agent(task, attempt):
+    def agent(attempt, opening):
         yield Turn(text="Hello")
         if attempt.attempt == 1:
             raise RuntimeError("the model server is gone")
@@ -98,7 +98,7 @@ def test_an_agent_that_raises_voids_its_episode_and_disturbs_no_other():
 
 
 def test_an_agent_that_cannot_be_made_voids_its_episode():
-    def broken(task, attempt):
+    def broken(attempt, opening):
         raise KeyError("no such family")
 
     (episode,) = play_turns([Attempt(UID, 0, 0)], broken)
@@ -106,7 +106,7 @@ def test_an_agent_that_cannot_be_made_voids_its_episode():
 
 
 def test_an_agent_that_stops_before_the_end_voids_its_episode():
-    def agent(task, attempt):
+    def agent(attempt, opening):
         yield Turn(text="Hello")
 
     (episode,) = play_turns([Attempt(UID, 0, 0)], agent)
@@ -138,3 +138,42 @@ def test_episodes_survive_their_record(kiosk):
             assert "ended by done" in episode_text(episode)
             assert "system:" not in episode_text(episode)
             assert "system:" in episode_text(episode, system=True)
+
+
+def test_episodes_played_at_the_same_time_are_the_same_episodes():
+    attempts = [Attempt(f"clinic/cancel_visit/{number:03d}", 0, number) for number in range(12)]
+
+    def records(concurrency):
+        episodes = ScriptedPlayer(lapse=0.5, concurrency=concurrency).play(attempts)
+        return {episode.uid: dataclasses.replace(episode, seconds={}) for episode in episodes}
+
+    assert records(4) == records(1)
+
+
+def test_playing_at_the_same_time_reads_attempts_only_as_slots_become_free():
+    taken = []
+
+    def attempts():
+        for number in range(20):
+            taken.append(number)
+            yield Attempt(UID, number, number)
+
+    playing = OraclePlayer(concurrency=3).play(attempts())
+    next(playing)
+    assert len(taken) == 3
+    playing.close()
+    assert len(taken) == 3
+
+
+def test_an_opening_has_what_is_said_first_and_the_tools():
+    openings = []
+
+    def agent(attempt, opening):
+        openings.append(opening)
+        yield Turn(text="<DONE>")
+
+    list(play_turns([Attempt(UID, 0, 0)], agent))
+    (opening,) = openings
+    assert [message.role for message in opening.messages] == ["system", "user"]
+    assert opening.task.uid == UID and opening.messages[1].text == opening.task.query
+    assert {tool["function"]["name"] for tool in opening.tools} == {tool.name for tool in load_domain("kiosk").tools}

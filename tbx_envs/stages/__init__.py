@@ -1,0 +1,84 @@
+"""A stage is what one episode stands on: what is said at its beginning, its tools, its user and its check.
+
+`ToolEnv` knows the course of an episode and nothing else; where tools run and what is compared at the end is the
+stage's business. There are two: tasks of our own domains (`tbx_envs.stages.built_in`) and tasks of ThinkingBox
+datasets on other people's servers (`tbx_envs.stages.dataset`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
+
+from tbx_envs.backends import Answer
+from tbx_envs.episode import CheckReport
+from tbx_envs.messages import Message, Transcript
+from tbx_envs.users import User
+
+# Makes the user of an episode from (task, domain, seed); the domain is None for a dataset's task. None: there is no
+# user after the first message.
+UserMaker = Callable[[Any, Any, int], User | None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StageOptions:
+    """How stages are set up; the defaults are those of `ToolEnv`.
+
+    Attributes:
+        user: makes the simulated user of each episode; None is the scripted user for our own domains and nobody for
+            a dataset's tasks.
+        tool_timeout_s: how long one call may take before the episode is void; None is 10 s for our own domains and
+            60 s for other people's servers.
+        judge: who answers the questions that some checks of datasets ask: `none`, `yes` (everything is right), or a
+            `tbx_envs.checks.judge.Judge`.
+        start: how a dataset's process servers begin: `fork` from a process that has imported them once, or `spawn`.
+        clock: the moment that the clock of a dataset's servers shows; None is the real one. A task's own goes first.
+        clock_runs: the clock goes on from that moment; otherwise it stands still.
+        check_timeout_s: how long the code of a dataset's check may run.
+    """
+
+    user: UserMaker | None = None
+    tool_timeout_s: float | None = None
+    judge: Any = "none"
+    start: Literal["fork", "spawn"] = "fork"
+    clock: datetime.datetime | None = None
+    clock_runs: bool = False
+    check_timeout_s: float = 60.0
+
+
+class Stage(Protocol):
+    """Set up for one episode. Every method but `close` and `discard` raises `EnvironmentFault` when something broke.
+
+    Attributes:
+        opening: what is said before the policy's first turn, the user's first message last.
+        tools: as OpenAI-function style dictionaries, in the order in which the policy reads them.
+        user: who answers; None: nobody does.
+        user_turns: how often the user answers at most.
+        user_may_end: a user's message that ends with `<DONE>` ends the episode.
+        ends_turn: tools that are not executed: a call of one ends the episode.
+    """
+
+    opening: tuple[Message, ...]
+    tools: list[dict[str, Any]]
+    user: User | None
+    user_turns: int
+    user_may_end: bool
+    ends_turn: frozenset[str]
+
+    def call(self, name: Any, arguments: Any) -> Answer:
+        """The answer to one call; sent once, never again."""
+        ...
+
+    def check(self, transcript: Transcript) -> tuple[CheckReport, Mapping[str, Any] | None]:
+        """What the check says, and the evidence with which it can be repeated (`Episode.evidence`)."""
+        ...
+
+    def close(self) -> None:
+        """After a clean episode, or one that was left: give everything back. Never raises."""
+        ...
+
+    def discard(self, kind: str) -> None:
+        """After a fault of that kind: what may be in an unknown state is never used again. Never raises."""
+        ...
