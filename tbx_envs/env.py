@@ -268,26 +268,26 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         if turn.is_done:
             return FinishReason.DONE
         self._num_actions += bool(turn.text)
-        if turn.calls:
-            if self._num_actions >= limit:  # the words were the last that is allowed: nothing is executed
-                return FinishReason.AGENT_LIMIT
+        if self._calls_that_end(turn):
+            return FinishReason.END_TURN_TOOL
+        if turn.calls and self._num_actions < limit:  # else the words were the last that is allowed
             self._num_actions += 1
-            if self._answer_calls(turn):
-                return FinishReason.END_TURN_TOOL
+            self._answer_calls(turn)
         if self._num_actions >= limit:
             return FinishReason.AGENT_LIMIT
         return None if turn.calls else self._ask_user()
 
-    def _answer_calls(self, turn: Turn) -> bool:
-        """Make the calls, in order, then say what their results tell the user; True when one ends the conversation:
-        then none of them is executed."""
+    def _calls_that_end(self, turn: Turn) -> bool:
+        """True when a call of the turn ends the conversation: then none of its calls is executed."""
         assert self._stage is not None
         ending = [call for call in turn.calls if isinstance(call, ToolCall) and call.name in self._stage.ends_turn]
         for call in ending:
             self._usage["tool_calls"] += 1
             self._say(ToolResult(call.id, call.name, ""))
-        if ending:
-            return True
+        return bool(ending)
+
+    def _answer_calls(self, turn: Turn) -> None:
+        """Make the calls, in order, then say what their results tell the user."""
         direct = []
         for call in turn.calls:
             result, words = self._call(call)
@@ -296,7 +296,6 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         self._num_actions += len(direct)
         if direct:
             self._say(*direct)
-        return False
 
     def _call(self, call: ToolCall | BadCall) -> tuple[ToolResult, str | None]:
         """The result of a call, and what the user is told of it at once."""

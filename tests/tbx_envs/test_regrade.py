@@ -1,0 +1,83 @@
+"""Episodes can be graded again without the agent, and what cannot be graded again is void, never scored."""
+
+import json
+
+import pytest
+
+from tbx_envs.campaign_files import load_rows
+from tbx_envs.errors import ConfigError
+from tbx_envs.evaluate import run_campaign
+from tbx_envs.policies.idle import IdlePlayer
+from tbx_envs.policies.oracle import OraclePlayer
+from tbx_envs.policies.scripted import ScriptedPlayer
+from tbx_envs.regrade import regrade_campaign
+from tbx_envs.transcripts import load_episodes
+
+UIDS = tuple(f"clinic/cancel_visit/{number:03d}" for number in range(6))
+
+
+def campaign(folder, player, uids=UIDS, attempts=2):
+    return run_campaign(player, uids, attempts=attempts, seed=3, rows_path=folder / "rows.jsonl", max_void_retries=0)
+
+
+@pytest.mark.parametrize(
+    "player", [OraclePlayer(), IdlePlayer(), ScriptedPlayer(lapse=1.0)], ids=lambda p: type(p).__name__
+)
+def test_grading_again_gives_the_same_verdicts_as_the_first_time(tmp_path, player):
+    rows = campaign(tmp_path / "played", player)
+    again = regrade_campaign(tmp_path / "played", tmp_path / "again" / "rows.jsonl")
+    assert [row["passed"] for row in again] == [row["passed"] for row in rows]
+    first, second = (list(load_episodes(tmp_path / name / "episodes.jsonl")) for name in ("played", "again"))
+    assert second == first
+    assert load_rows(tmp_path / "again")[0]["regraded"] == {"judge": None}
+
+
+def test_only_the_tasks_asked_for_are_graded_again(tmp_path):
+    campaign(tmp_path / "played", IdlePlayer())
+    again = regrade_campaign(tmp_path / "played", tmp_path / "again" / "rows.jsonl", uids=UIDS[1:2])
+    assert [(row["uid"], row["attempt"]) for row in again] == [(UIDS[1], 0), (UIDS[1], 1)]
+    with pytest.raises(ConfigError, match="none of the tasks"):
+        regrade_campaign(tmp_path / "played", tmp_path / "other" / "rows.jsonl", uids=["clinic/cancel_visit/099"])
+
+
+def test_an_episode_whose_tools_answer_otherwise_now_is_void(tmp_path):
+    campaign(tmp_path / "played", OraclePlayer(), UIDS[:1], attempts=1)
+    path = tmp_path / "played" / "episodes.jsonl"
+    record = json.loads(path.read_text())
+    result = next(message for message in record["transcript"] if message["kind"] == "result")
+    result["text"] = result["text"].replace("{", "{ ", 1)
+    path.write_text(json.dumps(record) + "\n")
+    (row,) = regrade_campaign(tmp_path / "played", tmp_path / "again" / "rows.jsonl")
+    assert (row["passed"], row["reward"], row["fault"]) == (None, None, "check")
+    assert "answers otherwise" in row["fault_message"]
+
+
+def test_a_void_episode_stays_void(tmp_path, monkeypatch):
+    def broken(*arguments, **options):
+        raise RuntimeError("gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tbx_envs.stages.built_in.check_state", broken)
+        campaign(tmp_path / "played", IdlePlayer(), UIDS[:1], attempts=1)
+    (row,) = regrade_campaign(tmp_path / "played", tmp_path / "again" / "rows.jsonl")
+    assert (row["passed"], row["fault"]) == (None, "check")
+
+
+def test_grading_again_goes_on_where_it_was_interrupted(tmp_path):
+    rows = campaign(tmp_path / "played", IdlePlayer())
+    graded = []
+
+    def stop_after_three(row):
+        graded.append(row)
+        if len(graded) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        regrade_campaign(tmp_path / "played", tmp_path / "again" / "rows.jsonl", progress=stop_after_three)
+    again = regrade_campaign(tmp_path / "played", tmp_path / "again" / "rows.jsonl", progress=graded.append)
+    assert len(graded) == len(again) == len(rows)
+
+
+def test_a_folder_without_a_campaign_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no campaign"):
+        regrade_campaign(tmp_path, tmp_path / "again" / "rows.jsonl")
