@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 
 from tbx_envs.env import ToolEnv
-from tbx_envs.messages import DONE_MARK, ToolCall, Turn
+from tbx_envs.messages import DONE_MARK, Text, ToolCall, Turn
 from tbx_envs.rendering import transcript_text
 
 HELP = """\
@@ -33,7 +34,7 @@ def play(env: ToolEnv, seed: int, read: Callable[[], str], write: Callable[[str]
     """
     env.reset(seed=seed)
     write(f"Task {env.task.uid}. You are the agent; /help shows what you can type.\n")
-    shown = 1  # the policy is long: /policy shows it
+    shown = len(_rules(env))  # they are long: /policy shows them
     while True:
         write(transcript_text(env.transcript[shown:]))
         shown = len(env.transcript)
@@ -54,6 +55,12 @@ def play(env: ToolEnv, seed: int, read: Callable[[], str], write: Callable[[str]
             return bool(info["check"]["passed"])
 
 
+def _rules(env: ToolEnv) -> list[str]:
+    """What the system says, before anybody else says anything."""
+    said = itertools.takewhile(lambda message: isinstance(message, Text) and message.role == "system", env.transcript)
+    return [message.text for message in said]
+
+
 def _verdict(check: dict[str, object]) -> list[str]:
     if check["passed"]:
         return ["passed: the records are as they should be"]
@@ -72,7 +79,7 @@ def _turn(env: ToolEnv, line: str, write: Callable[[str], None]) -> Turn | None:
         case "done":
             return Turn(text=f"{rest} {DONE_MARK}".strip())
         case "policy":
-            write(env.domain.policy)
+            write("\n\n".join(_rules(env)))
         case "tools":
             write("\n".join(_signature(tool["function"]) for tool in env.tools))
         case _ if command in names:

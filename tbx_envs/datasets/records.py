@@ -121,8 +121,8 @@ class DatasetTask:
 
     @property
     def family(self) -> str:
-        """The test file, without its ending: tasks of one file belong together."""
-        return self.uid.partition(":")[0].removesuffix(".py").removesuffix(".yaml")
+        """The scenario: tasks of one business belong together, whatever files they stand in."""
+        return self.scenario
 
     @property
     def idle_passes(self) -> str | None:
