@@ -130,6 +130,11 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             raise ActionError(f"tools of {self.task.uid}: its servers have not been started yet; call reset() first.")
         return json.loads(json.dumps(self._tools))
 
+    def abandoned(self, attempt: int, fault: EnvironmentFault) -> Episode:
+        """The record of an episode that runs and is given up because its policy failed: void, and over."""
+        self._void(fault, time.perf_counter())
+        return self.episode(attempt)
+
     def episode(self, attempt: int) -> Episode:
         """The record of the episode that has ended, void when a fault ended it.
 
@@ -355,11 +360,13 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         self._fault = Fault(fault.kind, str(fault))
         self._seconds += time.perf_counter() - began
         if self._stage is not None:
+            self._usage |= self._stage.usage
             self._stage.discard(fault.kind)
             self._stage = None
 
     def _leave_stage(self) -> None:
         if self._stage is not None:
+            self._usage |= self._stage.usage
             self._stage.close()
             self._stage = None
 

@@ -10,6 +10,8 @@
         CheckFault         the check itself crashed
         PolicyFault        the policy model's server or sampler failed
       EndpointError      a model server did not answer; whoever asked says whose fault that is
+        EndpointRefused    it will answer nothing until its settings are changed: key, address or model
+        ContextExceeded    what was asked does not fit into the model's context
       CheckpointError    weights or state on disk do not fit the model
       ShapeError         arrays that cannot go together
 
@@ -71,6 +73,14 @@ class PolicyFault(EnvironmentFault):
 
 class EndpointError(TbxError):
     """A model server did not give a usable answer. Players, users and judges turn it into the fault of theirs."""
+
+
+class EndpointRefused(EndpointError):
+    """A model server that will answer nothing until its settings are changed: the key, the address, the model."""
+
+
+class ContextExceeded(EndpointError):
+    """The conversation does not fit into the context of a model server's model."""
 
 
 class CheckpointError(TbxError):

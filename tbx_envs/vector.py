@@ -129,6 +129,11 @@ class EpisodeSlots:
         """
         return self.env(slot).episode(attempt)
 
+    def abandon(self, slot: int, attempt: int, fault: EnvironmentFault) -> Episode:
+        """Give up the episode that runs in `slot`, since its policy failed; its record, which is void."""
+        self._running[slot] = False
+        return self.env(slot).abandoned(attempt, fault)
+
     def close(self) -> None:
         """Give all worlds back; a second call does nothing."""
         for slot, env in enumerate(self._envs):

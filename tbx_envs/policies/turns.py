@@ -4,13 +4,14 @@ asked."""
 from __future__ import annotations
 
 import functools
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from tbx_envs.domains import ScriptedAgent
-from tbx_envs.episode import Episode, Fault
+from tbx_envs.episode import Episode
 from tbx_envs.errors import PolicyFault
 from tbx_envs.messages import Message
 from tbx_envs.policies import Attempt, Opening
@@ -25,8 +26,9 @@ def play_turns(
     make_agent: AgentMaker,
     *,
     concurrency: int = 1,
+    stop: threading.Event | None = None,
     **env_options: Any,
-) -> Iterator[Episode]:
+) -> Generator[Episode, None, None]:
     """One episode for each attempt, played by the agent that `make_agent` makes for it.
 
     An agent that raises, or that has nothing left to say before the episode's end, has failed: the episode
@@ -35,6 +37,7 @@ def play_turns(
     Args:
         concurrency: how many episodes run at the same time, each in a thread. Worth it where an episode waits for
             other processes or for a network. With 1 the episodes come in order, else as they end.
+        stop: set when the caller stops early or is interrupted, so that agents that wait for something can let go.
         env_options: of every `ToolEnv`.
 
     Raises:
@@ -48,11 +51,15 @@ def play_turns(
         finally:
             slots.close()
     else:
-        yield from _play_many(attempts, make_agent, concurrency, env_options)
+        yield from _play_many(attempts, make_agent, concurrency, stop or threading.Event(), env_options)
 
 
 def _play_many(
-    attempts: Iterable[Attempt], make_agent: AgentMaker, concurrency: int, env_options: dict[str, Any]
+    attempts: Iterable[Attempt],
+    make_agent: AgentMaker,
+    concurrency: int,
+    stop: threading.Event,
+    env_options: dict[str, Any],
 ) -> Iterator[Episode]:
     """The episodes as they end. When the caller stops early, those that run are waited for and dropped."""
     idle = deque(EpisodeSlots(1, **env_options) for _ in range(concurrency))
@@ -70,6 +77,7 @@ def _play_many(
                     idle.append(running.pop(future))
                     yield future.result()
         finally:
+            stop.set()
             wait(running)
             for slots in (*idle, *running.values()):
                 slots.close()
@@ -88,7 +96,7 @@ def _play_one(slots: EpisodeSlots, attempt: Attempt, make_agent: AgentMaker) -> 
             outcome = slots.advance({0: turn})[0]
             answers = outcome.messages
     except PolicyFault as fault:
-        return _void(slots, attempt, fault)
+        return slots.abandon(0, attempt.attempt, fault)
     return slots.episode(0, attempt.attempt)
 
 
@@ -109,18 +117,3 @@ def _guarded(step: Callable[[], T], attempt: Attempt) -> T:
         raise PolicyFault(
             f"task {attempt.uid}: the agent raised {type(error).__name__}: {error}. The episode is void; fix the agent."
         ) from error
-
-
-def _void(slots: EpisodeSlots, attempt: Attempt, fault: PolicyFault) -> Episode:
-    return Episode(
-        uid=attempt.uid,
-        attempt=attempt.attempt,
-        seed=attempt.seed,
-        transcript=slots.env(0).transcript,
-        finish_reason=None,
-        report=None,
-        reward=None,
-        fault=Fault(fault.kind, str(fault)),
-        seconds={},
-        usage={},
-    )

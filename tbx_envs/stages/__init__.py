@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 from tbx_envs.backends import Answer
+from tbx_envs.costs import TokenUsage, usage_counts
 from tbx_envs.episode import CheckReport
 from tbx_envs.messages import Message, Transcript
 from tbx_envs.users import User
@@ -71,6 +72,11 @@ class Stage(Protocol):
         """The answer to one call; sent once, never again."""
         ...
 
+    @property
+    def usage(self) -> dict[str, int]:
+        """Tokens so far of served models that play the user or judge, as counts for `Episode.usage`."""
+        ...
+
     def check(self, transcript: Transcript) -> tuple[CheckReport, Mapping[str, Any] | None]:
         """What the check says, and the evidence with which it can be repeated (`Episode.evidence`)."""
         ...
@@ -82,3 +88,9 @@ class Stage(Protocol):
     def discard(self, kind: str) -> None:
         """After a fault of that kind: what may be in an unknown state is never used again. Never raises."""
         ...
+
+
+def user_usage(user: User | None) -> dict[str, int]:
+    """The tokens of a user that a served model plays; nothing for others."""
+    usage = getattr(user, "usage", None)
+    return usage_counts(usage, "user") if isinstance(usage, TokenUsage) else {}

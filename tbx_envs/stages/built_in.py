@@ -13,7 +13,7 @@ from tbx_envs.domains import Domain
 from tbx_envs.episode import CheckReport
 from tbx_envs.errors import UserFault
 from tbx_envs.messages import Message, Text, Transcript
-from tbx_envs.stages import StageOptions
+from tbx_envs.stages import StageOptions, user_usage
 from tbx_envs.task import Task
 from tbx_envs.users import User
 from tbx_envs.users.scripted import ScriptedUser
@@ -61,6 +61,10 @@ class BuiltInStage:
 
     def call(self, name: Any, arguments: Any) -> Answer:
         return self._session.call(name, arguments)
+
+    @property
+    def usage(self) -> dict[str, int]:
+        return user_usage(self.user)
 
     def check(self, transcript: Transcript) -> tuple[CheckReport, Mapping[str, Any] | None]:
         return check_state(self.world, self.template), None

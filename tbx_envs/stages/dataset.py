@@ -24,7 +24,7 @@ from tbx_envs.datasets.records import DatasetTask
 from tbx_envs.episode import CheckReport
 from tbx_envs.errors import ConfigError, DomainError, UserFault
 from tbx_envs.messages import Message, Text, ToolCall, Transcript, Turn
-from tbx_envs.stages import StageOptions
+from tbx_envs.stages import StageOptions, user_usage
 from tbx_envs.stages.agent_tools import AgentTools
 from tbx_envs.users import User
 
@@ -68,6 +68,10 @@ class DatasetStage:
 
     def call(self, name: Any, arguments: Any) -> Answer:
         return self._tools.call(name, arguments)
+
+    @property
+    def usage(self) -> dict[str, int]:
+        return user_usage(self.user)
 
     def check(self, transcript: Transcript) -> tuple[CheckReport, Mapping[str, Any] | None]:
         evidence = {

@@ -186,7 +186,7 @@ def test_a_player_that_gives_back_another_attempt_is_a_failure_of_the_run(tmp_pa
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), 0.5, 2.0, None])
 def test_a_reward_that_no_environment_gives_is_refused(reward):
     strange = dataclasses.replace(prescribed_episode(Attempt(UIDS[0], 0, 1), "pass"), reward=reward)
-    with pytest.raises(CheckFault, match=r"wanted 1\.0 or 0\.0"):
+    with pytest.raises(CheckFault, match="wanted its report"):
         campaign_row(strange, "p", 0, "hash")
 
 

@@ -31,6 +31,7 @@ class FakeStage:
     opening: tuple = (Text("system", "Be good."), Text("user", "Hello"))
     tools: tuple = ()
     ends_turn: frozenset = frozenset({"stop"})
+    usage: dict = dataclasses.field(default_factory=dict)
     executed: list = dataclasses.field(default_factory=list)
 
     def call(self, name, arguments):
