@@ -78,6 +78,8 @@ class DatasetStage:
             "effects": self._session.effects(),
             "init_result": dict(self._session.init_result),
             "session_id": _NO_SESSION_ID,
+            "opening": len(self.opening),
+            "ends_turn": sorted(self.ends_turn),
             "metadata": {"replay_warnings": self._replay_warnings} if self._replay_warnings else {},
         }
         return grade(self._task, transcript, evidence, self._judge, self._check_timeout_s, self._session), evidence

@@ -1,0 +1,227 @@
+"""The fork server of checks: everything a test imports is loaded once, and each grade runs in a forked child.
+
+Over the control socket come sockets, one for each grade. The child talks over its socket; the server keeps a copy, to
+tell at the end how the child ended. Whoever closes the other end of a grade's socket ends the grade. The server ends,
+and with it every child, when the control socket is closed or the process that began it is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import importlib
+import itertools
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from .frames import frame
+
+_LOOK_AT_PARENT_MS = 1000
+_PR_SET_PDEATHSIG = 1
+_HUNG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
+_LAST_WORDS = ".stderr"
+_NUM_LAST_BYTES = 2000
+
+
+def main() -> None:
+    """Serve until the other end is gone. Arguments: descriptor of the control socket, settings as JSON."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    settings = json.loads(sys.argv[2])
+    sys.path.extend(settings["paths"])
+    _preload()
+    control.set_inheritable(False)
+    control.sendall(b"\n")
+    ForkServer(control, settings).serve()
+
+
+def _preload() -> None:
+    """Import what tests import, so that no grade has to; what is loaded now is shared by all children."""
+    for name in ("collections", "copy", "datetime", "decimal", "re", "thinkingbox.common.rubrics_judge"):
+        importlib.import_module(name)
+    importlib.import_module(".running", __package__)
+    gc.collect()
+    gc.freeze()
+
+
+class _Grade:
+    """A child at work: its process, the server's copy of its socket, its working folder."""
+
+    def __init__(self, pid: int, sock: socket.socket, folder: str) -> None:
+        self.pid, self.sock, self.folder = pid, sock, folder
+
+    def kill(self) -> None:
+        """End the child and whatever it began. It is not waited for yet, so its number is still its own."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class ForkServer:
+    """See the module.
+
+    Args:
+        settings: `folder` for the working folders, `memory_bytes` and `cpu_s` that a child may use.
+    """
+
+    def __init__(self, control: socket.socket, settings: dict[str, Any]) -> None:
+        self._control = control
+        self._settings = settings
+        self._parent, self._pid = os.getppid(), os.getpid()
+        self._folders = (os.path.join(settings["folder"], str(number)) for number in itertools.count())
+        self._grades: dict[int, _Grade] = {}
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._children_ended, wake = socket.socketpair()
+        for end in (self._children_ended, wake):
+            end.setblocking(False)
+        self._wake = wake
+        self._poll.register(self._children_ended, select.POLLIN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Begin and end grades until nobody wants any."""
+        try:
+            while os.getppid() == self._parent and self._turn():
+                pass
+        finally:
+            for grade in self._grades.values():
+                grade.kill()
+                os.waitpid(grade.pid, 0)
+            shutil.rmtree(self._settings["folder"], ignore_errors=True)
+
+    def _turn(self) -> bool:
+        """One look at what happened; False when the control socket is closed.
+
+        Hang-ups first and new grades last: a new grade's socket may get the number of one that is closed here.
+        """
+        happened = {descriptor for descriptor, _ in self._poll.poll(_LOOK_AT_PARENT_MS)}
+        for descriptor in happened & self._grades.keys():  # nobody waits for these any more
+            self._poll.unregister(descriptor)
+            self._grades[descriptor].kill()
+        if self._children_ended.fileno() in happened:
+            self._children_ended.recv(4096)
+            self._collect_ended()
+        return self._control.fileno() not in happened or self._begin_grades()
+
+    def _begin_grades(self) -> bool:
+        said, descriptors, _, _ = socket.recv_fds(self._control, 64, 64)
+        for descriptor in descriptors:
+            self._begin(socket.socket(fileno=descriptor))
+        return bool(said)
+
+    def _begin(self, sock: socket.socket) -> None:
+        sock.set_inheritable(False)
+        folder = next(self._folders)
+        try:
+            os.mkdir(folder)
+            pid = os.fork()
+        except OSError as error:  # no memory, no space, too many processes: this grade has no child, others have
+            with contextlib.suppress(OSError):
+                sock.sendall(frame({"ended": f"no child: {error}"}))
+            sock.close()
+            return
+        if pid == 0:
+            self._be_child(sock, folder)
+        with contextlib.suppress(OSError):  # parent and child both do it, so that neither has to wait for the other
+            os.setpgid(pid, pid)
+        self._grades[sock.fileno()] = _Grade(pid, sock, folder)
+        self._poll.register(sock, _HUNG_UP)
+
+    def _be_child(self, sock: socket.socket, folder: str) -> NoReturn:
+        """Never returns and never unwinds into the server's frames."""
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _die_with(self._pid)
+            for other in (self._control, self._children_ended, self._wake, *(g.sock for g in self._grades.values())):
+                other.close()
+            _write_last_words_to(folder + _LAST_WORDS)
+            os.chdir(folder)
+            _limit(self._settings)
+            from .running import run
+
+            run(sock)
+            code = 0
+        except BaseException:
+            traceback.print_exc(file=sys.__stderr__)
+            sys.__stderr__.flush()
+        finally:
+            os._exit(code)
+
+    def _collect_ended(self) -> None:
+        for descriptor, grade, how in list(self._ended()):
+            grade.kill()  # what the child left behind in its group
+            os.waitpid(grade.pid, 0)
+            del self._grades[descriptor]
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(descriptor)
+            message = frame({"ended": how, "last_words": _take_last_words(grade.folder + _LAST_WORDS)})
+            shutil.rmtree(grade.folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # nobody may be there any more
+                grade.sock.send(message, socket.MSG_DONTWAIT)
+            grade.sock.close()
+
+    def _ended(self) -> Iterator[tuple[int, _Grade, str]]:
+        """The children that ended and are not waited for yet, and how they ended."""
+        for descriptor, grade in self._grades.items():
+            found = os.waitid(os.P_PID, grade.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is not None:
+                yield descriptor, grade, _how(found)
+
+
+def _how(found: os.waitid_result) -> str:
+    if found.si_code == os.CLD_EXITED:
+        return f"exit code {found.si_status}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(found.si_status).name
+    return f"signal {found.si_status}"
+
+
+def _die_with(server: int) -> None:
+    """End when the server does, however it ends. Linux only; elsewhere a killed server leaves its children running."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:
+        os._exit(1)
+
+
+def _write_last_words_to(path: str) -> None:
+    """What Python or a library says when it crashes goes to a file, and nothing to the server's own outputs."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    faulthandler.enable()
+
+
+def _take_last_words(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _NUM_LAST_BYTES))
+            words = file.read().decode(errors="replace")
+        os.unlink(path)
+    except FileNotFoundError:  # the child did not come so far
+        return ""
+    return words
+
+
+def _limit(settings: dict[str, Any]) -> None:
+    memory, seconds = settings["memory_bytes"], settings["cpu_s"]
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,0 +1,155 @@
+"""The process of the check worker: begun when it is first needed, and again when it is gone.
+
+It belongs to the process that began it; a forked process begins its own. It ends when it is closed, when nothing refers
+to it any more, and when its owner is gone, however that ended; nothing of it is left then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tbx_envs.errors import CheckFault
+
+_PROGRAM = Path(__file__).parent / "worker"
+_START_TIMEOUT_S = 60.0
+_END_TIMEOUT_S = 10.0
+_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
+
+
+def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of test code: nothing whose name says that it is a secret; the same hashes in every process."""
+    kept = {name: value for name, value in environ.items() if not any(word in name.upper() for word in _SECRET_WORDS)}
+    return {"PYTHONHASHSEED": "0", **kept}
+
+
+class WorkerProcess:
+    """See the module.
+
+    Args:
+        cpu_s, memory_bytes: what the child of a grade may use.
+        paths: folders to import fixtures from, besides those of this interpreter.
+    """
+
+    def __init__(self, *, cpu_s: int, memory_bytes: int, paths: Sequence[str | Path]) -> None:
+        self._settings = {"cpu_s": cpu_s, "memory_bytes": memory_bytes, "paths": [str(path) for path in paths]}
+        self._running: _Running | None = None
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+
+    def connect(self) -> socket.socket:
+        """A socket to a new child; closing it ends the child.
+
+        Raises:
+            CheckFault: the worker does not start.
+        """
+        ours, its = socket.socketpair()
+        try:
+            with its:
+                self._hand_over(its)
+        except BaseException:
+            ours.close()
+            raise
+        return ours
+
+    def _hand_over(self, sock: socket.socket) -> None:
+        if self._owner != os.getpid():  # forked: the lock may be held by a thread that is not here
+            self._lock, self._running, self._owner = threading.Lock(), None, os.getpid()
+        with self._lock:
+            if self._running is not None and self._running.hand_over(sock):
+                return
+            self._end()
+            self._running = _Running(self._settings)
+            if not self._running.hand_over(sock):
+                raise CheckFault(f"the check worker ended at once: {self._running.last_words()}")
+
+    def close(self) -> None:
+        """End the worker, and with it all grades; it begins again when it is needed again."""
+        if self._owner == os.getpid():
+            with self._lock:
+                self._end()
+
+    def _end(self) -> None:
+        if self._running is not None:
+            self._running.end()
+            self._running = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the worker that runs now."""
+        return None if self._running is None else self._running.process.pid
+
+
+class _Running:
+    """One run of the program."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.folder = tempfile.mkdtemp(prefix="tbx-check-")
+        self._log = os.path.join(self.folder, "worker.log")
+        self.control, its = socket.socketpair()
+        with its, open(self._log, "wb") as log:
+            arguments = [str(its.fileno()), json.dumps({**settings, "folder": self.folder})]
+            self.process = subprocess.Popen(
+                [sys.executable, str(_PROGRAM), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[its.fileno()],
+                env=without_secrets(os.environ),
+                cwd=self.folder,
+                start_new_session=True,  # an interrupt typed in a terminal is for this process alone
+            )
+        self.end = weakref.finalize(self, _end, self.process, self.control, self.folder, os.getpid())
+        self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
+        self.control.settimeout(_START_TIMEOUT_S)
+        try:
+            problem = "" if self.control.recv(1) else "ended at once"
+        except TimeoutError:
+            problem = f"was not ready within {_START_TIMEOUT_S:g} s"
+        if problem:
+            words = self.last_words()
+            self.end()
+            raise CheckFault(f"the check worker ({sys.executable} {_PROGRAM}) {problem}: {words}")
+        self.control.settimeout(None)
+
+    def hand_over(self, sock: socket.socket) -> bool:
+        """Give the worker its end of a new grade's socket; False when it is gone."""
+        try:
+            socket.send_fds(self.control, [b"g"], [sock.fileno()])
+        except OSError:
+            return False
+        return True
+
+    def last_words(self) -> str:
+        with contextlib.suppress(OSError):
+            return Path(self._log).read_text(encoding="utf-8", errors="replace")[-2000:].strip() or "it said nothing"
+        return "it said nothing"
+
+
+def _end(process: subprocess.Popen[bytes], control: socket.socket, folder: str, owner: int) -> None:
+    if owner != os.getpid():  # a forked copy: the worker is not its own
+        control.close()
+        process.returncode = 0
+        return
+    with contextlib.suppress(OSError):
+        control.shutdown(socket.SHUT_RDWR)  # heard at once, also where a forked process has a copy of the socket
+    control.close()
+    try:
+        process.wait(_END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    shutil.rmtree(folder, ignore_errors=True)
