@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tbx_envs.campaign_files import CampaignLog, Row, load_rows
+from tbx_envs.datasets.records import DatasetTask
 from tbx_envs.domains import load_domain
 from tbx_envs.episode import CheckReport, Episode, Fault
 from tbx_envs.errors import CheckFault, ConfigError, EnvironmentFault
@@ -87,22 +88,28 @@ def regraded(episode: Episode, options: StageOptions) -> Episode:
     """The episode with the report of a check made now; void when that check fails. A void episode stays as it is."""
     if episode.report is None:
         return episode
+    task = find_task(episode.uid)
+    usage = dict(episode.usage)
     try:
-        report = _report(episode, options)
+        if isinstance(task, Task):
+            report = _replayed(task, episode, options)
+        else:
+            report, asked = _checked(task, episode, options)
+            usage |= asked
     except EnvironmentFault as fault:
         return dataclasses.replace(episode, report=None, reward=None, fault=Fault(fault.kind, str(fault)))
-    return dataclasses.replace(episode, report=report, reward=report.reward)
+    return dataclasses.replace(episode, report=report, reward=report.reward, usage=usage)
 
 
-def _report(episode: Episode, options: StageOptions) -> CheckReport:
-    task = find_task(episode.uid)
-    if isinstance(task, Task):
-        return _replayed(task, episode, options)
+def _checked(task: DatasetTask, episode: Episode, options: StageOptions) -> tuple[CheckReport, dict[str, int]]:
+    """What the task's test says of the evidence that was saved, and the judge's tokens."""
     if episode.evidence is None:
         raise CheckFault(f"task {episode.uid}: the episode was saved without evidence, so it cannot be graded again.")
-    from tbx_envs.stages.dataset import grade, judge_of
+    from tbx_envs.stages.dataset import grade, judge_of, judge_usage
 
-    return grade(task, episode.transcript, episode.evidence, judge_of(options.judge), options.check_timeout_s)
+    judge = judge_of(options.judge)
+    report = grade(task, episode.transcript, episode.evidence, judge, options.check_timeout_s)
+    return report, judge_usage(judge)
 
 
 def _replayed(task: Task, episode: Episode, options: StageOptions) -> CheckReport:

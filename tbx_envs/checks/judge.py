@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
+from tbx_envs.costs import NOTHING_USED
 from tbx_envs.errors import EndpointError
 
 JudgeKind = Literal["plain", "motivation"]
@@ -123,11 +124,19 @@ class EndpointJudge:
     Args:
         endpoint: a `tbx_envs.endpoints.ChatEndpoint`.
         kind: `plain` asks for one word, `motivation` for a reason too wherever the question is about one text.
+
+    Attributes:
+        usage: tokens of all its answers so far.
     """
 
     def __init__(self, endpoint: _Completes, kind: JudgeKind = "plain") -> None:
         self.kind: JudgeKind = kind
+        self.usage = NOTHING_USED
         self._endpoint = endpoint
+
+    def for_episode(self) -> EndpointJudge:
+        """The same judge, with a count of its own."""
+        return EndpointJudge(self._endpoint, self.kind)
 
     def text_yesno(self, text: str, question: str) -> bool:
         if self.kind == "motivation":
@@ -170,6 +179,7 @@ class EndpointJudge:
         """What the model says, and whether it was cut off."""
         messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
         completion = self._endpoint.complete(messages, temperature=0.0, max_tokens=_NUM_TOKENS[kind])
+        self.usage += completion.usage
         said = (completion.text or "").strip()
         if not said:
             raise EndpointError("the judge said nothing. Ask another model, or allow it more tokens.")

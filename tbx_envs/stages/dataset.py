@@ -17,8 +17,9 @@ from tbx_envs.backends import Answer, ServerSession
 from tbx_envs.backends.server_pool import ServerPool
 from tbx_envs.backends.servers_file import load_servers
 from tbx_envs.checks.evidence import evidence_of
-from tbx_envs.checks.judge import Judge, YesJudge
+from tbx_envs.checks.judge import EndpointJudge, Judge, YesJudge
 from tbx_envs.checks.test_code import CheckWorker
+from tbx_envs.costs import usage_counts
 from tbx_envs.datasets import Dataset, dataset_of
 from tbx_envs.datasets.records import DatasetTask
 from tbx_envs.episode import CheckReport
@@ -71,7 +72,7 @@ class DatasetStage:
 
     @property
     def usage(self) -> dict[str, int]:
-        return user_usage(self.user)
+        return user_usage(self.user) | judge_usage(self._judge)
 
     def check(self, transcript: Transcript) -> tuple[CheckReport, Mapping[str, Any] | None]:
         evidence = {
@@ -95,8 +96,13 @@ class DatasetStage:
 _NO_SESSION_ID = "00000000-0000-0000-0000-000000000000"
 
 
+def judge_usage(judge: Judge | None) -> dict[str, int]:
+    """The tokens of a judge that is a served model; nothing for others."""
+    return usage_counts(judge.usage, "judge") if isinstance(judge, EndpointJudge) else {}
+
+
 def judge_of(judge: Any) -> Judge | None:
-    """The judge that an option names.
+    """The judge that an option names, for one episode.
 
     Raises:
         ConfigError: no such judge.
@@ -108,7 +114,7 @@ def judge_of(judge: Any) -> Judge | None:
             return YesJudge()
         case str():
             raise ConfigError(f"there is no judge '{judge}'. Give none, yes, or a judge made with an endpoint.")
-    return judge
+    return judge.for_episode() if isinstance(judge, EndpointJudge) else judge
 
 
 def grade(

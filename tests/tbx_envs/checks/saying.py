@@ -2,14 +2,14 @@
 
 import pathlib
 
+from tbx_envs.costs import TokenUsage
+from tbx_envs.endpoint_answers import Completion
+
 FIXTURE_MODULES = pathlib.Path(__file__).parent / "fixture_modules"
 
 
-class Said:
-    """As much of a `Completion` as judges read."""
-
-    def __init__(self, text, finish_reason="stop"):
-        self.text, self.finish_reason = text, finish_reason
+def reply(text, finish_reason="stop"):
+    return Completion(text, (), "", "reasoning_content", finish_reason, TokenUsage(prompt=10, completion=1))
 
 
 class SayingEndpoint:
@@ -28,4 +28,4 @@ class SayingEndpoint:
         text = self._texts.pop(0) if len(self._texts) > 1 else self._texts[0]
         if isinstance(text, Exception):
             raise text
-        return text if isinstance(text, Said) else Said(text)
+        return text if isinstance(text, Completion) else reply(text)

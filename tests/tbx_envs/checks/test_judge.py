@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from saying import Said, SayingEndpoint
+from saying import SayingEndpoint, reply
 
 from tbx_envs.checks.judge import EndpointJudge, Opinion, YesJudge, escaped, is_yes, opinion_of
 from tbx_envs.errors import EndpointError
@@ -119,7 +119,7 @@ def test_what_is_no_answer_with_a_motivation_is_asked_once_more_and_then_an_erro
 
 
 @pytest.mark.parametrize("kind", ["plain", "motivation"])
-@pytest.mark.parametrize("said", ["", "  \n", Said(None)])
+@pytest.mark.parametrize("said", ["", "  \n", reply(None)])
 def test_silence_is_an_error(said, kind):
     with pytest.raises(EndpointError, match="the judge said nothing"):
         EndpointJudge(SayingEndpoint(said), kind=kind).text_yesno("a", "?")
@@ -127,9 +127,9 @@ def test_silence_is_an_error(said, kind):
 
 def test_an_answer_that_was_cut_off_counts_only_when_it_began_with_yes_or_no():
     for said, answer in (("Yes, since", True), ("No, since", False)):
-        assert EndpointJudge(SayingEndpoint(Said(said, "length"))).yesno("?") is answer
+        assert EndpointJudge(SayingEndpoint(reply(said, "length"))).yesno("?") is answer
     with pytest.raises(EndpointError, match="cut off after 128 tokens"):
-        EndpointJudge(SayingEndpoint(Said("Well, one might say", "length"))).yesno("?")
+        EndpointJudge(SayingEndpoint(reply("Well, one might say", "length"))).yesno("?")
 
 
 def test_an_error_of_the_endpoint_goes_through():
@@ -148,3 +148,12 @@ def test_the_judge_without_a_model_says_yes_to_everything():
         judge.evaluate_bool("a", "b"),
     ]
     assert answers == [True] * 6
+
+
+def test_a_judge_counts_the_tokens_of_its_episode_and_no_other():
+    judge = EndpointJudge(SayingEndpoint("Yes"))
+    first, second = judge.for_episode(), judge.for_episode()
+    first.yesno("?")
+    first.text_yesno("Hello", "?")
+    second.yesno("?")
+    assert [each.usage.prompt for each in (judge, first, second)] == [0, 20, 10]
