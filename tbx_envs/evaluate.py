@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from tbx_envs.campaign_files import CampaignLog, Row
+from tbx_envs.datasets import records
+from tbx_envs.datasets.records import DatasetTask
 from tbx_envs.domains import load_domain
 from tbx_envs.episode import Episode
 from tbx_envs.errors import CheckFault, ConfigError, PolicyFault
@@ -77,6 +79,7 @@ def run_campaign(
     wanted = [(uid, attempt) for uid in uids for attempt in range(attempts)]
     rows = log.rows
     retries = {key: rows[key]["retry"] + 1 if key in rows else 0 for key in wanted}
+    spent = {key: _spent(rows[key]) if key in rows else {} for key in wanted}  # on tries that were void
     pending = [key for key in wanted if key not in rows or rows[key]["passed"] is None]
     for round_number in range(max_void_retries + 1):
         final = round_number == max_void_retries
@@ -84,9 +87,10 @@ def run_campaign(
         pending = []
         for episode in _played(player, made):
             key = (episode.uid, episode.attempt)
-            row = campaign_row(episode, policy["name"], retries[key], fingerprint["tasks"][episode.uid])
+            row = campaign_row(episode, policy["name"], retries[key], fingerprint["tasks"][episode.uid], spent[key])
             if row["passed"] is None and not final:
                 retries[key] += 1
+                spent[key] = _spent(row)
                 pending.append(key)
                 continue
             log.append(row, episode)
@@ -106,8 +110,13 @@ def campaign_fingerprint(policy: Mapping[str, Any], uids: Sequence[str], attempt
 
 
 def task_hash(uid: str) -> str:
-    """SHA-256 (hex) over a task and everything of its domain that an agent reads: the policy, the tools' texts."""
+    """SHA-256 (hex) over a task and everything of its domain that an agent reads: the policy, the tools' texts.
+
+    Of a dataset's task it is over the task alone: its servers are programs of other people.
+    """
     task = find_task(uid)
+    if isinstance(task, DatasetTask):
+        return records.content_hash(task)
     return hashlib.sha256(f"{content_hash(task)} {_domain_texts(task.domain)}".encode()).hexdigest()
 
 
@@ -122,21 +131,33 @@ def attempt_seed(seed: int, uid: str, attempt: int, retry: int) -> int:
     return derive(seed, "attempt", uid, attempt, retry)
 
 
-def campaign_row(episode: Episode, policy_name: str, retry: int, content_hash: str) -> Row:
+def _spent(row: Row) -> dict[str, int]:
+    """Tokens of a void try and of those before it: they were paid for, and nothing came of them."""
+    tokens = {name: count for name, count in row["usage"].items() if name.endswith("_tokens")}
+    return {name: tokens.get(name, 0) + row["void_usage"].get(name, 0) for name in {**tokens, **row["void_usage"]}}
+
+
+def campaign_row(
+    episode: Episode, policy_name: str, retry: int, content_hash: str, void_usage: Mapping[str, int] | None = None
+) -> Row:
     """The row of an episode.
 
     Args:
         retry: how often this attempt had been void before.
+        void_usage: tokens of those void tries.
 
     Raises:
-        CheckFault: the reward is neither 1.0 nor 0.0 nor missing with a fault: it was not made by the
-            environment.
+        CheckFault: the reward is neither the report's nor missing with a fault: it was not made by the environment.
     """
-    sound = episode.reward in (0.0, 1.0) if episode.fault is None else episode.reward is None
+    reward = episode.reward
+    if episode.fault is not None:
+        sound = reward is None
+    else:
+        sound = episode.report is not None and reward == episode.report.reward and 0.0 <= reward <= 1.0
     if not sound:
         raise CheckFault(
             f"task {episode.uid}: an episode with fault {episode.fault} came with reward {episode.reward}; "
-            f"wanted 1.0 or 0.0 for a clean one, None for a void one. Take rewards from the environment only."
+            f"wanted its report's, in [0, 1], for a clean one, None for a void one. Take rewards from the environment only."
         )
     usage = {name: int(number) for name, number in episode.usage.items()}
     return {
@@ -153,6 +174,7 @@ def campaign_row(episode: Episode, policy_name: str, retry: int, content_hash: s
         "agent_turns": usage.pop("agent_turns", 0),
         "tool_calls": usage.pop("tool_calls", 0),
         "usage": usage,
+        "void_usage": dict(void_usage or {}),
         "seconds": {part: float(number) for part, number in episode.seconds.items()},
         "content_hash": content_hash,
         "tbx": __version__,

@@ -18,6 +18,8 @@ from typing import Any
 from scipy import stats
 
 from tbx_envs.campaign_files import write_json
+from tbx_envs.datasets import is_dataset_uid
+from tbx_envs.datasets.guard import MARK, benchmark_uids, refuse_benchmark
 from tbx_envs.domains import load_domain
 from tbx_envs.errors import ConfigError, DomainError
 from tbx_envs.evaluate import task_hash
@@ -59,8 +61,9 @@ class Pool:
         bands: the bands that were kept.
         policy: fingerprint of the policy whose success was estimated.
         seed: of the campaign that estimated it.
-        locks: domain -> SHA-256 of its `tasks.lock` entries.
+        locks: built-in domain -> SHA-256 of its `tasks.lock` entries.
         tbx: version that made the file.
+        trained_on_benchmark: tasks of the benchmark are in it, on purpose; so is what is trained on it.
     """
 
     candidates: tuple[PoolTask, ...]
@@ -69,6 +72,7 @@ class Pool:
     seed: int
     locks: Mapping[str, str]
     tbx: str
+    trained_on_benchmark: bool = False
 
     @property
     def uids(self) -> tuple[str, ...]:
@@ -91,13 +95,20 @@ def difficulty(attempts: int, passes: int) -> str:
     return max(masses, key=masses.__getitem__)
 
 
-def select_pool(tallies: Sequence[Tally], *, bands: Sequence[str], policy: Mapping[str, Any], seed: int) -> Pool:
+def select_pool(
+    tallies: Sequence[Tally],
+    *,
+    bands: Sequence[str],
+    policy: Mapping[str, Any],
+    seed: int,
+    train_on_benchmark: bool = False,
+) -> Pool:
     """The pool of the tasks whose difficulty is one of `bands`.
 
     Raises:
         ConfigError: a task is held out for evaluation, or no task is left.
     """
-    refuse_heldout([tally.uid for tally in tallies])
+    refuse_heldout([tally.uid for tally in tallies], purpose="a pool", train_on_benchmark=train_on_benchmark)
     candidates = []
     for tally in tallies:
         band = difficulty(tally.attempts, tally.passes)
@@ -109,18 +120,26 @@ def select_pool(tallies: Sequence[Tally], *, bands: Sequence[str], policy: Mappi
             f"none of {len(candidates)} tasks is in the bands {', '.join(bands)}; there are {found}. Keep "
             f"other bands, offer other tasks, or start from another policy."
         )
-    domains = sorted({task.uid.partition("/")[0] for task in candidates})
+    domains = sorted({task.uid.partition("/")[0] for task in candidates if not is_dataset_uid(task.uid)})
     locks = {name: lock_digest(name) for name in domains}
-    return Pool(tuple(candidates), tuple(bands), dict(policy), seed, locks, __version__)
+    marked = bool(benchmark_uids([task.uid for task in candidates if task.kept]))
+    return Pool(tuple(candidates), tuple(bands), dict(policy), seed, locks, __version__, marked)
 
 
-def refuse_heldout(uids: Sequence[str]) -> None:
+def refuse_heldout(uids: Sequence[str], *, purpose: str = "training", train_on_benchmark: bool = False) -> None:
     """Training on a task that is held out for evaluation would spoil the evaluation.
+
+    Args:
+        purpose: what the tasks are for, for the message.
+        train_on_benchmark: lets tasks of the benchmark through (`tbx_envs.datasets.guard`); whoever gives it marks
+            the results. Held-out tasks of the built-in domains are refused all the same.
 
     Raises:
         ConfigError: a task is held out.
     """
-    heldout = [uid for uid in uids if find_task(uid).split == "heldout"]
+    if not train_on_benchmark:
+        refuse_benchmark(uids, purpose=purpose)
+    heldout = [uid for uid in uids if not is_dataset_uid(uid) and find_task(uid).split == "heldout"]
     if heldout:
         raise ConfigError(
             f"{len(heldout)} of {len(uids)} tasks are held out for evaluation, such as {heldout[0]}, and "
@@ -151,7 +170,8 @@ def load_pool(path: Path | str) -> Pool:
     """The pool of a file, its tasks compared with those of today.
 
     Raises:
-        ConfigError: no such file, no pool in it, or a kept task that is gone or has changed since.
+        ConfigError: no such file, no pool in it, a kept task that is gone or has changed since, or one of the
+            benchmark in a pool that is not marked so.
     """
     path = Path(path)
     if not path.is_file():
@@ -168,6 +188,11 @@ def load_pool(path: Path | str) -> Pool:
         raise ConfigError(
             f"{path}: {len(problems)} of {len(pool.uids)} tasks are not what they were when the pool was "
             f"frozen (tbx {pool.tbx}, this is {__version__}):\n{shown}\nMake a new pool with `tbx pool`."
+        )
+    if not pool.trained_on_benchmark and (found := benchmark_uids(pool.uids)):
+        raise ConfigError(
+            f"{path}: {len(found)} of {len(pool.uids)} tasks are of the benchmark, such as {found[0]}, and the file is "
+            f"not marked {MARK}. Make a new pool with `tbx pool`, which refuses or marks them."
         )
     return pool
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import platform
 import subprocess
 import sys
@@ -39,6 +40,13 @@ def write_provenance(folder: Path | str, config: Mapping[str, Any], command: Seq
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "run.json", record)
+
+
+def mark_provenance(folder: Path | str, fact: str) -> None:
+    """Write into a run's `run.json` that a fact holds of it; nothing where there is none (a run from Python)."""
+    path = Path(folder) / "run.json"
+    if path.is_file():
+        write_json(path, {**json.loads(path.read_text(encoding="utf-8")), fact: True})
 
 
 def library_versions() -> dict[str, str]:

@@ -1,7 +1,8 @@
-"""Ids of all frozen tasks in Gymnasium's registry.
+"""Ids of all known tasks in Gymnasium's registry.
 
 `clinic/cancel_visit/007` is `ThinkingBox/clinic.cancel_visit.007-v0`. No task is built for it, no domain
-imported: the uids stand in each domain's `tasks.lock`.
+imported: the uids stand in each domain's `tasks.lock`. A dataset's task `shop.py:test_a` is
+`ThinkingBox/shop.py.test_a-v0`: Gymnasium reads a colon as the end of a module's name.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ def env_id(uid: str) -> str:
 
     >>> env_id("clinic/cancel_visit/007")
     'ThinkingBox/clinic.cancel_visit.007-v0'
+    >>> env_id("shop.py:test_a")
+    'ThinkingBox/shop.py.test_a-v0'
     """
-    return f"{NAMESPACE}/{uid.replace('/', '.')}-v0"
+    name = re.sub(r"[^\w.-]", "_", re.sub("[/:]", ".", uid))  # Gymnasium takes no other characters
+    return f"{NAMESPACE}/{name}-v0"
 
 
 def uid_of(id_or_uid: str) -> str:
@@ -37,8 +41,17 @@ def uid_of(id_or_uid: str) -> str:
 
     >>> uid_of("ThinkingBox/clinic.cancel_visit.007-v0")
     'clinic/cancel_visit/007'
+    >>> uid_of("ThinkingBox/shop.py.test_a-v0")
+    'shop.py:test_a'
     """
-    return id_or_uid.removeprefix(f"{NAMESPACE}/").removesuffix("-v0").replace(".", "/")
+    spec = registry.get(id_or_uid)
+    if spec is not None and "uid" in spec.kwargs:
+        return str(spec.kwargs["uid"])
+    if ":" in id_or_uid:
+        return id_or_uid
+    name = id_or_uid.removeprefix(f"{NAMESPACE}/").removesuffix("-v0")
+    of_dataset = re.fullmatch(r"(.+?\.(?:py|yaml))\.(.+)", name)
+    return f"{of_dataset[1]}:{of_dataset[2]}" if of_dataset else name.replace(".", "/")
 
 
 def register_uids(uids: tuple[str, ...]) -> None:
@@ -58,6 +71,12 @@ def register_uids(uids: tuple[str, ...]) -> None:
             disable_env_checker=True,
             kwargs={"uid": uid},
         )
+
+
+def unregister_uids(uids: tuple[str, ...]) -> None:
+    """Take the ids of these uids out of the registry."""
+    for uid in uids:
+        registry.pop(env_id(uid), None)
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from tbx_envs.campaign_files import Row, load_rows
 from tbx_envs.compare import Comparison
+from tbx_envs.datasets.guard import MARK
 from tbx_envs.errors import ConfigError
 from tbx_envs.evaluate import summarize
 from tbx_envs.pool import BANDS, Pool
@@ -75,8 +76,17 @@ def campaign_summary(folder: Path | str, seed: int = 0) -> dict[str, Any]:
         "policy": fingerprint["policy"]["name"],
         "k": fingerprint["attempts"],
         **summary,
+        **({MARK: True} if fingerprint["policy"].get(MARK) else {}),
+        **_written_costs(Path(folder)),
         "missing": missing,
     }
+
+
+def _written_costs(folder: Path) -> dict[str, Any]:
+    """What the campaign cost, as its end wrote it down: prices are not in the rows."""
+    path = folder / "summary.json"
+    written = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return {"costs": written["costs"]} if "costs" in written else {}
 
 
 def campaign_table(summary: Mapping[str, Any], k: int, title: str = "") -> Table:
@@ -122,6 +132,8 @@ def _cells(measured: Mapping[str, Any], k: int) -> list[str]:
 def campaign_notes(summary: Mapping[str, Any], k: int) -> list[str]:
     """What a reader of the table must know besides: voids, tasks with too few attempts, missing rows."""
     notes = []
+    if summary.get(MARK):
+        notes.append("The policy was trained on tasks of the benchmark: this says nothing of unseen tasks.")
     if k > 1:
         plug_in = share(summary[f"pass_hat_{k}_plug_in"])
         notes.append(f"pass^{k} is unbiased; its plug-in (c/n)^{k} is {plug_in}.")
@@ -134,9 +146,24 @@ def campaign_notes(summary: Mapping[str, Any], k: int) -> list[str]:
             f"{summary['tasks_short']} tasks have fewer than {k} clean attempts (from {least} to {most}); "
             f"they count in pass@1, and not in pass@{k}, pass^{k} and {k}/{k}."
         )
+    if summary.get("costs"):
+        notes.append(_cost_note(summary["costs"], k))
     if summary.get("missing"):
         notes.append(f"{summary['missing']} attempts have not been made yet: the campaign is unfinished.")
     return notes
+
+
+def _cost_note(costs: Mapping[str, Any], k: int) -> str:
+    roles = ", ".join(f"{role} {_money(of_role['cost'])}" for role, of_role in costs["roles"].items())
+    return (
+        f"Cost of the campaign, voids included: {_money(costs['total'])} ({roles}); for each success "
+        f"{_money(costs['per_success'])}, for each task with {k}/{k} {_money(costs['per_reliable_task'])}. In the "
+        f"currency of the prices given."
+    )
+
+
+def _money(amount: float | None) -> str:
+    return "unknown" if amount is None else f"{amount:.4g}"
 
 
 def print_campaign(summary: Mapping[str, Any], k: int, title: str = "", console: Console | None = None) -> None:
@@ -195,6 +222,8 @@ def print_pool(pool: Pool, console: Console | None = None) -> None:
     if unknown:
         table.add_row("unknown", "no clean attempt", str(unknown), "no")
     console.print(table)
+    if pool.trained_on_benchmark:
+        console.print(f"Tasks of the benchmark are in it: what is trained on it is marked {MARK}.")
 
 
 def share(value: float | None) -> str:

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 
@@ -33,7 +34,10 @@ print(json.dumps({
 
 
 def in_a_new_process(program):
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    environ = {name: value for name, value in os.environ.items() if name != "TBX_DATASETS"}
+    ran = subprocess.run(
+        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True, timeout=60
+    )
     return ran.stdout
 
 
