@@ -1,0 +1,138 @@
+"""Configuration becomes what episodes are given: the options of their environments, and the served models behind
+users, judges and agents."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tbx_envs.costs import Prices
+from tbx_envs.stages import UserMaker
+from tbx_jax.config import (
+    AgentConfig,
+    EndpointSettings,
+    EnvironmentConfig,
+    JudgeConfig,
+    UserConfig,
+)
+
+if TYPE_CHECKING:  # the HTTP client is imported when a run has an endpoint, not before
+    from tbx_envs.endpoints import ChatEndpoint, EndpointConfig
+    from tbx_envs.users.model import ModelUser
+
+
+# The settings of an endpoint that decide what comes out of it.
+OUTCOME_SETTINGS = ("base_url", "model", "temperature", "max_tokens", "extra_body")
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoints:
+    """The served models of a run; None where there is none.
+
+    Attributes:
+        agent: that `policy=endpoint` evaluates.
+        user: that plays the users.
+        judge: that answers the checks' questions.
+    """
+
+    agent: ChatEndpoint | None
+    user: ChatEndpoint | None
+    judge: ChatEndpoint | None
+
+    @property
+    def named(self) -> dict[str, ChatEndpoint]:
+        """Those that there are, by what they are for."""
+        made = {"agent": self.agent, "user": self.user, "judge": self.judge}
+        return {name: endpoint for name, endpoint in made.items() if endpoint is not None}
+
+
+@contextlib.contextmanager
+def opened_endpoints(*, judge: JudgeConfig, user: UserConfig, agent: AgentConfig | None = None) -> Iterator[Endpoints]:
+    """The endpoints that the configuration names, closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def opened(part: Any) -> ChatEndpoint | None:
+            if part is None or part.endpoint is None:
+                return None
+            from tbx_envs.endpoints import ChatEndpoint
+
+            return stack.enter_context(contextlib.closing(ChatEndpoint(endpoint_config(part.endpoint))))
+
+        yield Endpoints(agent=opened(agent), user=opened(user), judge=opened(judge))
+
+
+def endpoint_config(settings: EndpointSettings) -> EndpointConfig:
+    from tbx_envs.endpoints import EndpointConfig
+
+    return EndpointConfig(
+        base_url=settings.base_url,
+        model=settings.model,
+        api_key_env=settings.api_key_env,
+        temperature=settings.temperature,
+        max_tokens=settings.max_tokens,
+        timeout_s=settings.timeout_s,
+        concurrency=settings.concurrency,
+        max_retries=settings.max_retries,
+        extra_body=settings.extra_body,
+        prices=prices_of(settings),
+    )
+
+
+def prices_of(settings: EndpointSettings) -> Prices | None:
+    prices = settings.prices
+    return None if prices is None else Prices(input=prices.input, cached=prices.cached, output=prices.output)
+
+
+def environment_options(
+    environment: EnvironmentConfig, judge: JudgeConfig, user: UserConfig, endpoints: Endpoints
+) -> dict[str, Any]:
+    """The options of every `ToolEnv` of a run."""
+    options: dict[str, Any] = {
+        "tool_timeout_s": environment.tool_timeout_s,
+        "check_timeout_s": environment.check_timeout_s,
+        "start": environment.start,
+        "clock": environment.clock,
+        "clock_runs": environment.clock_runs,
+        "judge": judge.kind,
+    }
+    if endpoints.judge is not None:
+        from tbx_envs.checks.judge import EndpointJudge
+
+        options["judge"] = EndpointJudge(endpoints.judge, judge.style)
+    if endpoints.user is not None:
+        options["user"] = _user_maker(endpoints.user, user.can_end)
+    return options
+
+
+def _user_maker(endpoint: ChatEndpoint, can_end: bool) -> UserMaker:
+    from tbx_envs.users.model import ModelUser, user_context_of
+
+    def make(task: Any, domain: Any, seed: int) -> ModelUser:
+        context = task.user_context if domain is None else user_context_of(task)
+        return ModelUser(endpoint, context, can_end=can_end, seed=seed)
+
+    return make
+
+
+def concurrency_for(environment: EnvironmentConfig, uids: Sequence[str], endpoints: Endpoints) -> int:
+    """How many episodes to play at the same time: those that only use this process gain nothing from threads."""
+    waits = endpoints.agent is not None or endpoints.user is not None or any(":" in uid for uid in uids)
+    return environment.concurrency if waits else 1
+
+
+def environment_fingerprint(environment: EnvironmentConfig, judge: JudgeConfig, user: UserConfig) -> dict[str, Any]:
+    """What of all this decides outcomes, for the fingerprint of a campaign; nothing where all is as by default.
+
+    Keys, prices, time limits and numbers of connections are no part of it.
+    """
+    outcome = set(OUTCOME_SETTINGS)
+    made: dict[str, Any] = {}
+    if judge.kind != "none":
+        made["judge"] = judge.model_dump(include={"kind": True, "style": True, "endpoint": outcome})
+    if user.kind != "default":
+        made["user"] = user.model_dump(include={"kind": True, "can_end": True, "endpoint": outcome})
+    if environment.clock is not None:
+        made["clock"] = [environment.clock.isoformat(), environment.clock_runs]
+    return made
