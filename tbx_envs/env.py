@@ -25,7 +25,7 @@ import gymnasium
 
 from tbx_envs.arguments import transport_problem
 from tbx_envs.backends.listing import domain_function_dicts
-from tbx_envs.chat.interpretation import interpret
+from tbx_envs.chat.interpretation import interpret, schemas_of
 from tbx_envs.domains import Domain, load_domain
 from tbx_envs.episode import TERMINATED, CheckReport, Episode, Fault, FinishReason
 from tbx_envs.errors import ActionError, CheckFault, EnvironmentFault, UserFault, did_you_mean
@@ -82,6 +82,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         self._chat_format = chat_format
         self._messages: list[Message] = []
         self._stage: Stage | None = None
+        self._schemas: Mapping[str, Any] | None = None  # of the tools' arguments, once they are needed
         self._tools: list[dict[str, Any]] | None = None  # of a dataset's task, known once it has been started
         self._clear()
 
@@ -186,7 +187,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             raise
         self._running = True
         if self.domain is None:
-            self._tools = self._stage.tools
+            self._tools, self._schemas = self._stage.tools, None
         self._num_calls = sum(len(said.calls) for said in self._stage.opening if isinstance(said, Turn))
         self._say(*self._stage.opening)
         info = {
@@ -255,7 +256,9 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
                 state = f"has ended ({self._finish_reason})" if self._finish_reason else "has not begun"
             raise ActionError(f"step() of {self.task.uid}: the episode {state}; call reset() first.")
         if isinstance(action, str):
-            turn = interpret(str(action), self._chat_format, first_call=self._num_calls)
+            if self._schemas is None:
+                self._schemas = schemas_of(self.tools)
+            turn = interpret(str(action), self._chat_format, first_call=self._num_calls, schemas=self._schemas)
         elif isinstance(action, Turn):
             turn = _with_ids(action, self._num_calls)
         else:

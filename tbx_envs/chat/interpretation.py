@@ -3,27 +3,43 @@
 >>> interpret('Let me look.<tool_call>{"name": "find", "arguments": {}}</tool_call>').calls[0].name
 'find'
 
-`hermes` is built in; others register themselves. Reading never raises on what a policy wrote: what cannot be
-read becomes a `BadCall` that the environment answers. Training, evaluation and served models share it.
+`hermes`, `qwen3_coder` and `llama3_json` are built in; others register themselves. Which one a model writes, its own
+chat template says (`tbx_envs.chat.detection`). Reading never raises on what a policy wrote: what cannot be read becomes
+a `BadCall` that the environment answers. Training, evaluation and served models share it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
-from tbx_envs.chat import hermes
+from tbx_envs.chat import hermes, llama3_json, qwen3_coder
 from tbx_envs.errors import ConfigError, did_you_mean
-from tbx_envs.messages import Turn
+from tbx_envs.messages import BadCall, Turn
 
-# (raw text, ids for calls in order) -> the turn. Must not raise on any text.
-Parser = Callable[[str, Iterator[str]], Turn]
+# (raw text, ids for calls in order, tool -> JSON schema of its arguments) -> the turn. Must not raise on any text.
+Parser = Callable[[str, Iterator[str], Mapping[str, Mapping[str, Any]]], Turn]
 
-_FORMATS: dict[str, Parser] = {"hermes": hermes.parse}
+NO_SCHEMAS: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+
+_FORMATS: dict[str, Parser] = {
+    "hermes": hermes.parse,
+    "llama3_json": llama3_json.parse,
+    "qwen3_coder": qwen3_coder.parse,
+}
 
 
-def interpret(raw: str, chat_format: str = "hermes", *, first_call: int = 0, truncated: bool = False) -> Turn:
+def interpret(
+    raw: str,
+    chat_format: str = "hermes",
+    *,
+    first_call: int = 0,
+    truncated: bool = False,
+    schemas: Mapping[str, Mapping[str, Any]] = NO_SCHEMAS,
+) -> Turn:
     """The turn that `raw` says.
 
     Args:
@@ -31,7 +47,10 @@ def interpret(raw: str, chat_format: str = "hermes", *, first_call: int = 0, tru
             everything downstream can be encoded.
         chat_format: how calls are written.
         first_call: number of the first call's id; the environment counts on over an episode.
-        truncated: a token limit cut the text off; the turn says so, and its calls are not executed.
+        truncated: a token limit cut the text off; the turn says so, and its calls are not executed. A call that was
+            cut off is no mistake of the policy: it is among the words then, not a `BadCall`.
+        schemas: tool -> JSON schema of its arguments (`schemas_of`), for formats whose values carry no types. A tool
+            that is not in it gets text.
 
     Raises:
         ConfigError: unknown format.
@@ -43,8 +62,22 @@ def interpret(raw: str, chat_format: str = "hermes", *, first_call: int = 0, tru
         )
     ids = (f"call_{number}" for number in itertools.count(first_call))
     readable = raw if raw.isascii() else raw.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    turn = _FORMATS[chat_format](readable, ids)
-    return dataclasses.replace(turn, truncated=True) if truncated else turn
+    turn = _FORMATS[chat_format](readable, ids, schemas)
+    return _cut_off(turn, readable) if truncated else turn
+
+
+def _cut_off(turn: Turn, raw: str) -> Turn:
+    """`turn`, truncated, with the call that the cut left unfinished among its words."""
+    last = turn.calls[-1] if turn.calls else None
+    if isinstance(last, BadCall) and raw.rstrip().endswith(last.raw.rstrip()):
+        text = "\n".join(filter(None, [turn.text, last.raw.strip()]))
+        return dataclasses.replace(turn, text=text, calls=turn.calls[:-1], truncated=True)
+    return dataclasses.replace(turn, truncated=True)
+
+
+def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Tool -> JSON schema of its arguments, out of OpenAI-function style dictionaries."""
+    return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
 
 
 def register_format(name: str, parser: Parser) -> None:

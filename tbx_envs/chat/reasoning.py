@@ -4,7 +4,7 @@ Rules, in the order of the text:
 - `<think>` opens reasoning and the next `</think>` closes it; unclosed, all the rest is reasoning.
 - A `</think>` that nothing opened makes everything before it reasoning: either the prompt had opened it, or
   the policy nested its reasoning. Whatever stood there was a draft, and a draft is never executed.
-- Tags inside the JSON of a call that stands outside reasoning are data and count for nothing.
+- Tags inside a complete call that stands outside reasoning are data and count for nothing.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Callable
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 
-def split_reasoning(raw: str, call_open: str, payload_end: Callable[[str, int], int | None]) -> tuple[str, str]:
+def split_reasoning(raw: str, call_start: str, call_end: Callable[[str, int], int | None]) -> tuple[str, str]:
     """`(reasoning, visible)`, the tags removed.
 
     Args:
         raw: what the policy wrote.
-        call_open: the tag in front of a call's payload.
-        payload_end: `(text, start) -> end` of the complete payload that starts there, or None.
+        call_start: a regular expression, without groups, of what a call starts with.
+        call_end: `(text, start) -> end` of the complete call that starts there, or None.
 
     Returns:
         Pieces on either side of reasoning are joined with a line break, so that no tag can grow together from
@@ -29,13 +29,13 @@ def split_reasoning(raw: str, call_open: str, payload_end: Callable[[str, int], 
     """
     if THINK_OPEN not in raw and THINK_CLOSE not in raw:
         return "", raw
-    marks = re.compile("|".join(map(re.escape, (THINK_OPEN, THINK_CLOSE, call_open))))
+    marks = re.compile(f"{THINK_OPEN}|{THINK_CLOSE}|(?P<call>{call_start})")
     reasoning: list[str] = []
     visible: list[str] = []
     start = position = 0
     while mark := marks.search(raw, position):
-        if mark[0] == call_open:
-            position = payload_end(raw, mark.end()) or mark.end()
+        if mark["call"]:
+            position = call_end(raw, mark.start()) or mark.end()
             continue
         visible.append(raw[start : mark.start()])
         start = mark.end()

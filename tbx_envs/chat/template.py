@@ -7,110 +7,127 @@ A conversation is the concatenation
     continuation(results or the user's words)     from right after that token to where the policy writes again
     ...
 
-and it must be what the template renders for the whole conversation, separators after the end-of-turn token
-included (a model stops *at* that token; what the template puts behind it would otherwise be lost). A
-continuation is taken from a fixed dummy conversation: rendered with the new messages, minus rendered
-without. That is right only for templates that leave earlier messages alone, so construction checks it on
-conversations with reasoning, several calls, several results and several user turns, and refuses the template
-otherwise.
+and all that is given must be what the template renders there in the whole conversation, separators after the
+end-of-turn token included (a model stops *at* that token; what the template puts behind it would otherwise be lost). A
+continuation is taken from a fixed dummy conversation: rendered with the new messages, minus rendered without.
+`tbx_envs.chat.template_check` proves at the start that this is right, and refuses the template otherwise.
+
+How a template differs from that ideal, and what is done:
+
+- **It drops earlier reasoning** (Qwen3, Qwen3.5, Qwen3.6: what stands before the user's last message). The policy's
+  tokens stay as sampled, reasoning included, and so does the `<think>` that a generation prompt opened: what the model
+  saw is what is trained. Everything given is the same with and without that reasoning, which the check verifies. A
+  server that renders each request anew shows the model less; the attribute `reasoning` says so.
+- **It takes one call a turn** (Llama 3.1 and 3.2), though the policy may write several: what it wrote stays, and the
+  results are rendered one after the other. In a history that is given, such a turn becomes several, each with its
+  result. **It drops words beside a call** (the same): in a given history they become a message of their own.
+- **It takes one system message** (Qwen3.5 and later refuse a second, Llama reads it as the user's): those at the
+  beginning are joined with a blank line.
+- **Words that are given in the assistant's name** (`Text("assistant", ...)`, direct responses of tools) are rendered as
+  an assistant's message as it looks when it is the last one, and stay so.
+- **A call that could not be read** stays as sampled like everything else; its answer is a tool result like others.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import functools
+import itertools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-import jinja2
-
+from tbx_envs.chat.detection import PROBE_TOOLS, written_format
+from tbx_envs.chat.interpretation import interpret
 from tbx_envs.chat.reasoning import THINK_CLOSE, THINK_OPEN
+from tbx_envs.chat.template_check import WHAT_TO_DO, check_template
+from tbx_envs.chat.template_text import FIXED_NOW, TemplateText
 from tbx_envs.errors import ConfigError
 from tbx_envs.messages import Message, Text, ToolCall, ToolResult, Turn, to_chat
 
 _USER = Text("user", "a")
-_MARK = "zqz"  # a reply that can be found again in what was rendered
+_MARK, _OTHER_MARK = "zqz", "xqx"  # words that can be found again in what was rendered
+_TWO_CALLS = (ToolCall("call_0", "find", {}), ToolCall("call_1", "note", {}))
 
-_CALLS = (
-    ToolCall("call_0", "find", {"name": "Åse </tool_call>", "limit": 3}),
-    ToolCall("call_1", "note", {"text": 'say "hi" {now}', "tags": ["a", {"b": None}]}),
-    ToolCall("call_2", "close", {}),
-)
-
-
-def _probe_conversation(reasoning: bool) -> tuple[Message, ...]:
-    def turn(text: str, *calls: ToolCall) -> Turn:
-        return Turn(text=text, calls=calls, reasoning="I think so." if reasoning else "")
-
-    return (
-        Text("system", "Follow the rules."),
-        Text("user", "Good morning"),
-        turn("Who are you?"),
-        Text("user", "Åse, née 😀"),
-        turn("", *_CALLS[:2]),
-        ToolResult("call_0", "find", '[{"id": 1}]'),
-        ToolResult("call_1", "note", "ok"),
-        turn("Closing.", _CALLS[2]),
-        ToolResult("call_2", "close", "refused: closed already", "refused"),
-        turn("It is closed already. Anything else?"),
-        Text("user", "No"),
-        turn("Bye. <DONE>"),
-    )
-
-
-def _words_that_matter(conversation: tuple[Message, ...]) -> list[str]:
-    """What must appear in the rendered conversation; system text may be left out, a policy can be made for
-    one domain."""
-    words: list[str] = []
-    for message in conversation:
-        if isinstance(message, Turn):
-            words += [message.text, *(call.name for call in message.calls if isinstance(call, ToolCall))]
-        elif message != conversation[0]:
-            words.append(message.text)
-    return words
+# Tokens with which models end a turn whatever their template writes: the end of the text, and in Llama's the end of a
+# message to which a tool is expected to answer. Servers stop there too.
+_ALSO_END_A_TURN = ("<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
 
 
 class ChatTemplate:
     """The chat template of a tokenizer, as pieces that are only ever appended.
 
     Args:
-        tokenizer: a transformers tokenizer with a chat template; only `apply_chat_template`, `encode`,
-            `decode` and `all_special_ids` / `added_tokens_decoder` of it are used.
+        tokenizer: a transformers tokenizer with a chat template.
+        chat_format: how the policy writes calls; what the template writes when None.
+        options: variables of the template, such as `{"enable_thinking": False}`.
+        now: the moment whose date the template shows, if it shows one; never today.
 
     Attributes:
-        end_of_turn_ids: tokens with which the policy ends a turn.
+        chat_format: for `tbx_envs.chat.interpretation.interpret`.
+        end_of_turn_ids: tokens with which the policy ends a turn: the template's, the tokenizer's end-of-sequence
+            token, and the other ends that its vocabulary has.
+        generation_prompt: the text in front of every turn of the policy.
         opens_reasoning: the generation prompt ends with `<think>`, so the policy starts inside its reasoning.
+        may_reason: False when the generation prompt ends with an empty reasoning: it asks the policy for none.
+        reasoning: what the template does with the reasoning of a turn once the user has answered it.
 
     Raises:
-        ConfigError: the template cannot be rendered, has no end-of-turn token, or does not leave earlier
-            messages as they were.
+        ConfigError: the template cannot be rendered, has no end-of-turn token, writes calls in no known format, or
+            changes earlier messages in another way than by dropping their reasoning.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        chat_format: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        now: datetime.datetime = FIXED_NOW,
+    ) -> None:
         self._tokenizer = tokenizer
-        self._continuation = functools.lru_cache(maxsize=4096)(self._render_continuation)
-        self._opening = functools.lru_cache(maxsize=256)(self._render_opening)
-        self._head = functools.lru_cache(maxsize=1024)(self._render_head)
-        self._prompt = self._render([_USER], generation_prompt=True)
+        self._text = TemplateText(tokenizer, options or {}, now)
+        self._continuation = functools.lru_cache(maxsize=4096)(self._encoded_continuation)
+        self._opening = functools.lru_cache(maxsize=256)(self._encoded_opening)
+        self._heads = functools.lru_cache(maxsize=1024)(self._render_heads)
+        self._base, self._prompt = self._find_prompts()
+        self.generation_prompt = self._prompt[len(self._base) :]
         self.opens_reasoning = self._prompt.rstrip().endswith(THINK_OPEN)
-        # A prompt that ends with an empty reasoning asks the policy for none.
-        self._may_reason = not self._prompt.rstrip().endswith(THINK_CLOSE)
+        self.may_reason = not self._prompt.rstrip().endswith(THINK_CLOSE)
         end_of_turn, self._end_of_turn = self._find_end_of_turn()
-        self.end_of_turn_ids = frozenset({end_of_turn})
-        if self._may_reason:
-            self._check(_probe_conversation(reasoning=True))
-        if not self.opens_reasoning:
-            self._check(_probe_conversation(reasoning=False))
+        self.end_of_turn_ids = frozenset({end_of_turn, *self._other_ends()})
+        if chat_format is not None:
+            interpret("", chat_format)  # an unknown one is named before the template is blamed
+        self.chat_format: str = chat_format or written_format(self._text.render)
+        self.reasoning: Literal["ignored", "kept", "dropped"] = self._find_reasoning()
+        self._takes_one_call = self._refuses(Turn(calls=_TWO_CALLS)) and not self._refuses(Turn(calls=_TWO_CALLS[:1]))
+        self._drops_words = _MARK not in self.render([_USER, Turn(text=_MARK, calls=_TWO_CALLS[:1])])
+        self._takes_one_system = self._misreads_a_second_system()
+        check_template(self)
 
-    def opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
-        """The prompt: `messages` and `tools`, up to where the policy starts to write."""
-        return list(self._opening(json.dumps(to_chat(messages)), json.dumps(tools) if tools else ""))
+    def opening(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        now: datetime.datetime | None = None,
+    ) -> list[int]:
+        """The prompt: `messages` and `tools`, up to where the policy starts to write.
+
+        Args:
+            messages: of system and user, with a history if there is one.
+            tools: OpenAI-function style dictionaries.
+            now: the moment in the task's world; the template's own when None.
+        """
+        said = json.dumps(to_chat(self.adapted(messages)))
+        return list(self._opening(said, json.dumps(list(tools)) if tools else "", now))
 
     def continuation(self, messages: Sequence[Message]) -> list[int]:
         """What follows the policy's end-of-turn token: its separator, `messages`, the next generation prompt.
 
         Args:
-            messages: the results of the turn's calls, or the user's words; never a turn of the policy.
+            messages: the results of the turn's calls, what was said in the assistant's name, the user's words; never a
+                turn of the policy.
         """
         return list(self._continuation(tuple(messages)))
 
@@ -118,14 +135,11 @@ class ChatTemplate:
         """The tokens of `turn` as the template renders it, end-of-turn token included: for demonstrations.
 
         Never for what a policy sampled, which is kept as it is.
+
+        Raises:
+            ConfigError: the template cannot say this turn in one message.
         """
-        rendered = self._render([_USER, turn])
-        if not rendered.startswith(self._prompt):
-            raise ConfigError(
-                f"the chat template renders an answer as {_tail(rendered)!r}, which does not start where its "
-                f"generation prompt {_tail(self._prompt)!r} ends. {_WHAT_TO_DO}"
-            )
-        return self._encode(rendered[len(self._prompt) : self._end_of_last_turn(rendered)])
+        return self.encode(self.turn_text(turn))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The raw text of a sampled turn: without its end-of-turn token, markers such as `<tool_call>` kept.
@@ -137,37 +151,110 @@ class ChatTemplate:
         text = self._tokenizer.decode(kept, skip_special_tokens=False)
         return THINK_OPEN + text if self.opens_reasoning else text
 
-    def _render_opening(self, chat: str, tools: str) -> tuple[int, ...]:
-        return tuple(self._encode(self._render_chat(json.loads(chat), json.loads(tools) if tools else None)))
+    # --- the same as text -----------------------------------------------------------------------------------
 
-    def _render_continuation(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+    def continuation_text(self, messages: Sequence[Message]) -> str:
+        """As `continuation`, before it is tokenised."""
         # Some templates look at the calls that results belong to, so the dummy turn makes those very calls.
-        calls = tuple(ToolCall(m.call_id, m.name, {}) for m in messages if isinstance(m, ToolResult))
-        head = self._head(tuple((call.id, call.name) for call in calls))
-        whole = self._render([_USER, self._dummy_turn(calls), *messages], generation_prompt=True)
-        if not whole.startswith(head):
+        calls = tuple((message.call_id, message.name) for message in messages if isinstance(message, ToolResult))
+        if self._takes_one_call:
+            calls = calls[:1]
+        heads = self._heads(calls)
+        whole = self.render([_USER, self._dummy_turn(calls), *messages], generation_prompt=True)
+        head = next((head for head in heads if whole.startswith(head)), None)
+        if head is None:
             raise ConfigError(
-                f"the chat template renders a conversation as {_tail(head)!r}, and differently once "
-                f"{len(messages)} message(s) follow. {_WHAT_TO_DO}"
+                f"the chat template renders a conversation as {_tail(heads[0])!r}, and differently once "
+                f"{len(messages)} message(s) follow. {WHAT_TO_DO}"
             )
-        return tuple(self._encode(whole[len(head) :]))
+        return whole[len(head) :]
 
-    def _render_head(self, calls: tuple[tuple[str, str], ...]) -> str:
-        turn = self._dummy_turn(tuple(ToolCall(call_id, name, {}) for call_id, name in calls))
-        rendered = self._render([_USER, turn])
+    def turn_text(self, turn: Turn) -> str:
+        """As `policy_turn`, before it is tokenised."""
+        (*others, _) = self.adapted([turn])
+        if others:
+            limits = "one call a turn" if self._takes_one_call else "no words beside a call"
+            raise ConfigError(
+                f"the chat template takes {limits}, and the turn has {len(turn.calls)} call(s) and the words "
+                f"{turn.text[:40]!r}. Demonstrate it as turns of their own, each answered."
+            )
+        rendered = self.render([_USER, turn])
+        if not rendered.startswith(self._prompt):
+            raise ConfigError(
+                f"the chat template renders an answer as {_tail(rendered)!r}, which does not start where its "
+                f"generation prompt {_tail(self._prompt)!r} ends. {WHAT_TO_DO}"
+            )
+        return rendered[len(self._prompt) : self._end_of_last_turn(rendered)]
+
+    def turn_in_history(self, turn: Turn) -> str:
+        """The whole message that the template makes of `turn` once the user has answered it, reasoning dropped if that
+        is what it does."""
+        rendered = self.render([_USER, turn, _USER])
+        num_ends = self._up_to_its_end(turn).count(self._end_of_turn)
+        return rendered[len(self._base) : _end_of(rendered, self._end_of_turn, num_ends)]
+
+    def adapted(self, messages: Sequence[Message]) -> list[Message]:
+        """`messages` as this template can say them (see the module)."""
+        said = list(messages)
+        if self._takes_one_system:
+            said = _with_one_system(said)
+        if self._takes_one_call or self._drops_words:
+            said = _one_thing_a_turn(said, words_too=self._drops_words, calls_too=self._takes_one_call)
+        return said
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        generation_prompt: bool = False,
+    ) -> str:
+        """What the template itself makes of the whole conversation."""
+        return self._text.render(to_chat(messages), tools, generation_prompt=generation_prompt)
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of rendered text; nothing is put in front of it."""
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    # --- what the template does -----------------------------------------------------------------------------
+
+    def _encoded_opening(self, chat: str, tools: str, now: datetime.datetime | None) -> tuple[int, ...]:
+        offered = json.loads(tools) if tools else None
+        return tuple(self.encode(self._text.render(json.loads(chat), offered, generation_prompt=True, now=now)))
+
+    def _encoded_continuation(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        return tuple(self.encode(self.continuation_text(messages)))
+
+    def _render_heads(self, calls: tuple[tuple[str, str], ...]) -> tuple[str, str]:
+        """The dummy conversation up to the end of its turn: the turn just written, and answered by the user."""
+        turn = self._dummy_turn(calls)
+        return self._up_to_its_end(turn), self._base + self.turn_in_history(turn)
+
+    def _dummy_turn(self, calls: tuple[tuple[str, str], ...]) -> Turn:
+        made = tuple(ToolCall(call_id, name, {}) for call_id, name in calls)
+        return Turn(text="" if made else "a", calls=made, reasoning="a" if self.may_reason else "")
+
+    def _up_to_its_end(self, turn: Turn) -> str:
+        rendered = self.render([_USER, turn])
         return rendered[: self._end_of_last_turn(rendered)]
-
-    def _dummy_turn(self, calls: tuple[ToolCall, ...]) -> Turn:
-        return Turn(text="" if calls else "a", calls=calls, reasoning="a" if self._may_reason else "")
 
     def _end_of_last_turn(self, rendered: str) -> int:
         return rendered.rindex(self._end_of_turn) + len(self._end_of_turn)
 
+    def _find_prompts(self) -> tuple[str, str]:
+        """A user's message, and the same up to where the policy writes."""
+        base, prompt = self.render([_USER]), self.render([_USER], generation_prompt=True)
+        if not prompt.startswith(base):
+            raise ConfigError(
+                f"the chat template ends a conversation with {_tail(base)!r}, and with {_tail(prompt)!r} when the "
+                f"policy is to go on. {WHAT_TO_DO}"
+            )
+        return base, prompt
+
     def _find_end_of_turn(self) -> tuple[int, str]:
         """The marker that the template puts right behind an answer: its id and its text."""
-        rendered = self._render([_USER, Turn(text=_MARK, reasoning=_MARK if self.opens_reasoning else "")])
+        rendered = self.render([_USER, Turn(text=_MARK, reasoning=_MARK if self.opens_reasoning else "")])
         behind = rendered[rendered.rindex(_MARK) + len(_MARK) :] if _MARK in rendered else ""
-        ids = self._encode(behind) if behind else []
+        ids = self.encode(behind) if behind else []
         markers = {*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder}
         if not ids or ids[0] not in markers:
             raise ConfigError(
@@ -177,65 +264,78 @@ class ChatTemplate:
             )
         return ids[0], self._tokenizer.decode([ids[0]], skip_special_tokens=False)
 
-    def _check(self, conversation: tuple[Message, ...]) -> None:
-        """Compares, before each turn of the policy, what was appended with the whole conversation."""
-        ids: list[int] = []
-        start = 0
-        for place, message in enumerate(conversation):
-            if not isinstance(message, Turn):
-                continue
-            new = conversation[start:place]
-            ids += self.continuation(new) if ids else self.opening(new)
-            whole = self._encode(self._render(conversation[:place], generation_prompt=True))
-            if ids != whole:
-                self._refuse(place, ids, whole)
-            ids += self.policy_turn(message)
-            start = place + 1
-        rendered = self._render(conversation)
-        lost = [words for words in _words_that_matter(conversation) if words not in rendered]
-        if lost:
-            raise ConfigError(
-                f"the chat template leaves out {', '.join(map(repr, lost))}, so the policy would never read it. "
-                f"Use a template that renders users, tool calls and tool results."
-            )
+    def _other_ends(self) -> set[int]:
+        added = self._tokenizer.added_tokens_decoder
+        named = {number for number, token in added.items() if str(token) in _ALSO_END_A_TURN}
+        return named if self._tokenizer.eos_token_id is None else {*named, self._tokenizer.eos_token_id}
 
-    def _refuse(self, place: int, ids: list[int], whole: list[int]) -> None:
-        same = next((i for i, pair in enumerate(zip(ids, whole, strict=False)) if pair[0] != pair[1]), None)
-        same = min(len(ids), len(whole)) if same is None else same
-        appended, rendered = (self._tokenizer.decode(part[same : same + 12]) for part in (ids, whole))
-        raise ConfigError(
-            f"the chat template changes earlier messages: with {place} messages, token {same} starts "
-            f"{rendered!r} in the whole conversation and {appended!r} when appended. {_WHAT_TO_DO}"
-        )
+    def _find_reasoning(self) -> Literal["ignored", "kept", "dropped"]:
+        turn = Turn(text="a", reasoning=_MARK)
+        if _MARK not in self.render([_USER, turn]):
+            return "ignored"
+        return "kept" if _MARK in self.render([_USER, turn, _USER]) else "dropped"
 
-    def _render(self, messages: Sequence[Message], generation_prompt: bool = False) -> str:
-        return self._render_chat(to_chat(messages), generation_prompt=generation_prompt)
-
-    def _render_chat(
-        self,
-        chat: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None = None,
-        generation_prompt: bool = True,
-    ) -> str:
+    def _refuses(self, turn: Turn) -> bool:
         try:
-            return self._tokenizer.apply_chat_template(
-                chat, tools=tools, tokenize=False, add_generation_prompt=generation_prompt
-            )
-        except (jinja2.TemplateError, ValueError) as error:
-            roles = ", ".join(message["role"] for message in chat)
-            raise ConfigError(
-                f"the tokenizer's chat template cannot render [{roles}]: {error}. Use a template that "
-                f"knows system, user, assistant and tool messages."
-            ) from error
+            self.render([_USER, turn])
+        except ConfigError:
+            return True
+        return False
 
-    def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+    def _misreads_a_second_system(self) -> bool:
+        """True when a second system message is refused, dropped, or read as the user's."""
+        rules = Text("system", _OTHER_MARK)
+        try:
+            for tools in (None, PROBE_TOOLS):
+                rendered = self.render([rules, Text("system", _MARK), _USER], tools)
+                if _MARK not in rendered or rendered == self.render([rules, Text("user", _MARK), _USER], tools):
+                    return True
+        except ConfigError:
+            return True
+        return False
 
 
-_WHAT_TO_DO = (
-    "Turns could not be appended to what was sampled. Use a template that leaves earlier messages, "
-    "reasoning included, as they were."
-)
+def _with_one_system(messages: list[Message]) -> list[Message]:
+    """The system messages at the beginning as one."""
+    number = next((i for i, said in enumerate(messages) if getattr(said, "role", "") != "system"), len(messages))
+    if number < 2:
+        return messages
+    return [Text("system", "\n\n".join(said.text for said in messages[:number] if said.text)), *messages[number:]]
+
+
+def _one_thing_a_turn(messages: list[Message], *, words_too: bool, calls_too: bool) -> list[Message]:
+    """Each turn's calls as turns of their own, each followed by its result, and its words before them."""
+    parted: list[Message] = []
+    place = 0
+    while place < len(messages):
+        said = messages[place]
+        place += 1
+        if not isinstance(said, Turn):
+            parted.append(said)
+            continue
+        results = list(itertools.takewhile(lambda message: isinstance(message, ToolResult), messages[place:]))
+        place += len(results)
+        for part in _parts(said, words_too, calls_too):
+            ids = {call.id for call in part.calls}
+            parted += [part, *(result for result in results if result.call_id in ids)]
+            results = [result for result in results if result.call_id not in ids]
+        parted += results
+    return parted
+
+
+def _parts(turn: Turn, words_too: bool, calls_too: bool) -> list[Turn]:
+    apart = bool(turn.text and turn.calls) and words_too
+    groups = [(call,) for call in turn.calls] if calls_too and turn.calls else [turn.calls]
+    first = dataclasses.replace(turn, text="" if apart else turn.text, calls=groups[0])
+    return [Turn(text=turn.text)] * apart + [first] + [Turn(calls=group) for group in groups[1:]]
+
+
+def _end_of(text: str, marker: str, number: int) -> int:
+    """Where the `number`-th `marker` in `text` ends."""
+    position = 0
+    for _ in range(number):
+        position = text.index(marker, position) + len(marker)
+    return position
 
 
 def _tail(text: str) -> str:

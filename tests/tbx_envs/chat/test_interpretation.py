@@ -157,8 +157,31 @@ def test_a_call_quoted_inside_an_unreadable_one_is_not_executed():
     assert [type(c) for c in turn.calls] == [BadCall]
 
 
-def test_a_turn_that_was_cut_off_says_so():
-    assert interpret(call("a", {}), truncated=True).truncated
+@pytest.mark.parametrize(
+    ("chat_format", "whole", "half"),
+    [
+        ("hermes", call("a", {}), '<tool_call>{"name": "delete", "argum'),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=a>\n</function>\n</tool_call>",
+            "<tool_call>\n<function=delete>\n<parameter=x>\nA-1",
+        ),
+        ("llama3_json", '{"name": "a", "parameters": {}}', '; {"name": "delete", "parame'),
+    ],
+)
+def test_a_call_that_a_token_limit_cut_off_is_no_mistake_of_the_policy(chat_format, whole, half):
+    turn = interpret(whole + half, chat_format, truncated=True)
+    assert turn.truncated
+    assert turn.calls == (ToolCall("call_0", "a", {}),)
+    assert turn.text == half.removeprefix("; ")
+    assert [type(c) for c in interpret(whole + half, chat_format).calls] == [ToolCall, BadCall]
+
+
+def test_an_unreadable_call_before_the_cut_stays_one():
+    turn = interpret('<tool_call>{"name": "b",}</tool_call>And then I', truncated=True)
+    assert [type(c) for c in turn.calls] == [BadCall]
+    assert turn.text == "And then I"
+    assert turn.truncated
 
 
 def test_an_unknown_format_is_answered_with_near_names():
@@ -168,7 +191,7 @@ def test_an_unknown_format_is_answered_with_near_names():
 
 def test_a_format_is_registered_once_and_never_replaced(monkeypatch):
     monkeypatch.setattr("tbx_envs.chat.interpretation._FORMATS", {"hermes": hermes.parse})
-    register_format("shout", lambda raw, ids: Turn(text=raw.upper()))
+    register_format("shout", lambda raw, ids, schemas: Turn(text=raw.upper()))
     assert interpret("hi", "shout").text == "HI"
     assert known_formats() == ("hermes", "shout")
     with pytest.raises(ConfigError, match="registered already"):
@@ -176,9 +199,14 @@ def test_a_format_is_registered_once_and_never_replaced(monkeypatch):
 
 
 any_text = st.text(st.characters(exclude_categories=()), max_size=60)
-MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<DONE>")
+MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<DONE>", "<|python_tag|>")
+BLOCKS = ("<function=", "a>", "</function>", "<parameter=", "b>\n", "\n</parameter>", "</parameter>")
 SYNTAX = (
+    *BLOCKS,
     '{"name":',
+    '"parameters":',
+    '{"type": "function",',
+    ";",
     '"a"',
     '"arguments":',
     "{",
@@ -196,9 +224,15 @@ SYNTAX = (
 pieces = st.sampled_from([*MARKERS, *SYNTAX, " ", "\n", "é", "😀", "\x00", "\ud800"])
 
 
-@given(st.lists(st.one_of(pieces, any_text), max_size=30).map("".join), st.booleans())
-def test_no_text_whatever_raises_and_everything_read_can_be_encoded(raw, truncated):
-    turn = interpret(raw, truncated=truncated)
+FORMATS = ("hermes", "llama3_json", "qwen3_coder")
+SCHEMAS = {"a": {"properties": {"b": {"type": ["integer", "array", "null"]}}}}
+raw_text = st.lists(st.one_of(pieces, any_text), max_size=30).map("".join)
+
+
+@pytest.mark.parametrize("chat_format", FORMATS)
+@given(raw_text, st.booleans())
+def test_no_text_whatever_raises_and_everything_read_can_be_encoded(chat_format, raw, truncated):
+    turn = interpret(raw, chat_format, truncated=truncated, schemas=SCHEMAS)
     for found in turn.calls:
         text = (
             json.dumps(found.arguments, ensure_ascii=False, allow_nan=False)
@@ -209,10 +243,39 @@ def test_no_text_whatever_raises_and_everything_read_can_be_encoded(raw, truncat
     (turn.text + turn.reasoning).encode()
 
 
-@given(st.lists(st.one_of(pieces, any_text), max_size=30).map("".join))
-def test_nothing_inside_closed_or_unclosed_reasoning_is_ever_a_call(draft):
-    assert interpret("<think>" + draft.replace("</think>", "")).calls == ()
-    assert interpret("<think>" + draft.replace("</think>", "") + "</think>bye").calls == ()
+@pytest.mark.parametrize("chat_format", FORMATS)
+@given(raw_text)
+def test_nothing_inside_closed_or_unclosed_reasoning_is_ever_a_call(chat_format, draft):
+    draft = draft.replace("</think>", "")
+    assert interpret("<think>" + draft, chat_format).calls == ()
+    assert interpret("<think>" + draft + "</think>bye", chat_format).calls == ()
+
+
+BLOCK = "<tool_call>\n<function=a>\n<parameter=b>\n[1]\n</parameter>\n</function>\n</tool_call>"
+WELL_FORMED = {
+    "hermes": '<think>hm</think>Ok.<tool_call>\n{"name": "a", "arguments": {"b": [1, "\\"}</c>"]}}\n</tool_call>' * 2,
+    "llama3_json": '<|python_tag|>{"name": "a", "parameters": {"b": [1, "\\"};"]}}; {"name": "a", "parameters": null}',
+    "qwen3_coder": f"<think>hm</think>Ok.\n\n{BLOCK}\n{BLOCK}",
+}
+mutations = st.lists(
+    st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 4), pieces | st.characters()), min_size=1, max_size=4
+)
+
+
+@pytest.mark.parametrize("chat_format", FORMATS)
+@given(mutations)
+def test_a_mutated_call_is_read_or_answered(chat_format, changes):
+    raw = WELL_FORMED[chat_format]
+    assert [c.name for c in interpret(raw, chat_format, schemas=SCHEMAS).calls] == ["a", "a"]
+    for place, removed, added in changes:
+        position = int(place * len(raw))
+        raw = raw[:position] + added + raw[position + removed :]
+    for found in interpret(raw, chat_format, schemas=SCHEMAS).calls:
+        if isinstance(found, BadCall):
+            assert found.problem.endswith(".")
+        else:
+            assert found.name == found.name.strip() != ""
+            json.dumps(found.arguments, allow_nan=False).encode()
 
 
 words = st.text(max_size=20)

@@ -62,6 +62,14 @@ def test_a_decoded_turn_loses_its_end_of_turn_token_and_keeps_its_markers():
     assert template().decode(ids[:-1]) == text
 
 
+def test_the_end_of_the_text_ends_a_turn_too_and_is_no_part_of_it():
+    made = byte_tokenizer()
+    made.add_special_tokens({"additional_special_tokens": ["<|endoftext|>"]})
+    chat = ChatTemplate(made)
+    assert {made.decode([number]) for number in chat.end_of_turn_ids} == {"<|im_end|>", "<|endoftext|>"}
+    assert chat.decode(made.encode("ok<|endoftext|>")) == "ok"
+
+
 words = st.text(max_size=12)
 calls = st.lists(st.dictionaries(words, words | st.integers() | st.none(), max_size=2), min_size=1, max_size=3)
 
@@ -111,12 +119,71 @@ def test_sampled_ids_stay_as_sampled_when_their_text_has_another_spelling():
     assert ledger.tokens[ledger.wrote].tolist() == sampled
 
 
-def test_a_template_that_drops_earlier_reasoning_is_refused():
-    drops = CHAT_TEMPLATE.replace(
-        "{% if message.reasoning_content %}", "{% if message.reasoning_content and loop.last %}"
+DROPS_REASONING = CHAT_TEMPLATE.replace(
+    "{% if message.reasoning_content %}", "{% if message.reasoning_content and loop.last %}"
+)
+
+
+def test_reasoning_that_a_template_drops_later_stays_in_the_ledger_and_all_else_is_as_rendered():
+    made = ChatTemplate(byte_tokenizer(DROPS_REASONING))
+    assert made.reasoning == "dropped"
+    said = [
+        Text("user", "Hi"),
+        Turn(calls=(ToolCall("call_0", "find", {}),), reasoning="Who?"),
+        ToolResult("call_0", "find", "Ada"),
+        Turn(text="Found.", reasoning="Good."),
+        Text("user", "Bye"),
+    ]
+    ids = made.opening(said[:1]) + made.policy_turn(said[1]) + made.continuation(said[2:3])
+    ids += made.policy_turn(said[3]) + made.continuation(said[4:])
+    assert ids == whole_ids(said, generation_prompt=True)  # by the template that keeps it
+    without = tokenizer().decode(ids).replace("<think>\nWho?\n</think>\n", "").replace("<think>\nGood.\n</think>\n", "")
+    assert without == made.render(said, generation_prompt=True)
+
+
+def test_a_template_that_changes_earlier_words_is_refused():
+    shouts = CHAT_TEMPLATE.replace(
+        "{{ message.content }}", "{{ message.content if loop.last else message.content | upper }}"
     )
-    with pytest.raises(ConfigError, match="leaves earlier messages, reasoning included"):
-        ChatTemplate(byte_tokenizer(drops))
+    with pytest.raises(ConfigError, match="leaves earlier messages as they were"):
+        ChatTemplate(byte_tokenizer(shouts))
+
+
+def test_a_template_that_adds_something_behind_the_generation_prompt_only_later_is_refused():
+    late = CHAT_TEMPLATE + "{% if messages | length > 6 and add_generation_prompt %}Well:{% endif %}"
+    with pytest.raises(ConfigError, match="it adds 'Well:' at the end"):
+        ChatTemplate(byte_tokenizer(late))
+
+
+def test_a_tokenizer_whose_marker_swallows_the_separator_is_refused():
+    from tokenizers import AddedToken
+
+    made = byte_tokenizer(CHAT_TEMPLATE.replace("{%- endfor -%}\n<|im_end|>", "{%- endfor -%}\n<|end|>"))
+    made.add_tokens([AddedToken("<|end|>", special=True, rstrip=True)])
+    with pytest.raises(ConfigError, match="in other tokens when it follows"):
+        ChatTemplate(made)
+
+
+def test_a_template_that_looks_ahead_in_a_way_that_the_check_did_not_meet_is_refused_when_it_does():
+    made = ChatTemplate(byte_tokenizer("{% if messages[-1].content == 'secret' %}!{% endif -%}\n" + CHAT_TEMPLATE))
+    with pytest.raises(ConfigError, match="and differently once"):
+        made.continuation([Text("user", "secret")])
+
+
+def test_a_demonstration_that_reasons_where_the_prompt_asks_for_none_is_refused():
+    empty = "<|im_start|>assistant\n<think></think>{% endif -%}"
+    made = ChatTemplate(
+        byte_tokenizer(
+            CHAT_TEMPLATE.replace("<|im_start|>assistant\n{% endif -%}", empty).replace(
+                "{% if message.reasoning_content %}<think>",
+                "{% if message.role == 'assistant' and not message.reasoning_content %}<think></think>{% endif -%}"
+                "{% if message.reasoning_content %}<think>",
+            )
+        )
+    )
+    assert made.decode(made.policy_turn(Turn(text="ok"))) == "ok"
+    with pytest.raises(ConfigError, match="does not start where its generation prompt"):
+        made.policy_turn(Turn(text="ok", reasoning="hm"))
 
 
 def test_a_template_that_renders_the_number_of_messages_is_refused():
@@ -129,6 +196,12 @@ def test_a_template_without_an_end_of_turn_token_is_refused():
     endless = CHAT_TEMPLATE.replace("{%- endfor -%}\n<|im_end|>", "{%- endfor -%}")
     with pytest.raises(ConfigError, match="could not end its turn"):
         ChatTemplate(byte_tokenizer(endless))
+
+
+def test_a_template_that_closes_a_conversation_that_is_not_to_go_on_is_refused():
+    closes = CHAT_TEMPLATE + "{%- if not add_generation_prompt -%}<|im_end|>{%- endif -%}"
+    with pytest.raises(ConfigError, match="when the policy is to go on"):
+        ChatTemplate(byte_tokenizer(closes))
 
 
 def test_a_template_that_knows_no_tool_results_is_refused():
@@ -159,8 +232,11 @@ def test_reasoning_that_the_prompt_opens_is_reasoning_even_when_never_closed():
 
 def test_a_template_that_silently_drops_tool_calls_or_results_is_refused():
     no_calls = CHAT_TEMPLATE.replace("message.tool_calls or []", "[]")
-    with pytest.raises(ConfigError, match="leaves out 'find', 'note'"):
+    with pytest.raises(ConfigError, match="leaves out tool calls"):
         ChatTemplate(byte_tokenizer(no_calls))
+    no_second_call = CHAT_TEMPLATE.replace("message.tool_calls or []", "(message.tool_calls or [])[:1]")
+    with pytest.raises(ConfigError, match="leaves out 'note'"):
+        ChatTemplate(byte_tokenizer(no_second_call))
     no_results = CHAT_TEMPLATE.replace("in messages -%}", "in messages if message.role != 'tool' -%}")
     with pytest.raises(ConfigError, match="so the policy would never read it"):
         ChatTemplate(byte_tokenizer(no_results))

@@ -1,0 +1,41 @@
+"""A ChatML template with tools, for models that were taught ChatML but whose own template leaves tools out (SmolLM2).
+
+Messages are laid out as those models know them. What is added is ours: tools are described behind the first system
+message, calls are written in the `hermes` format, results are messages of the role `tool`, and reasoning is kept in all
+turns. A policy's folder that is saved with it is rendered alike by every server.
+"""
+
+CHATML_WITH_TOOLS = r"""
+{%- if tools %}
+    {{- '<|im_start|>system\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\n\n' }}
+    {%- endif %}
+    {{- 'You can call these tools:\n<tools>\n' }}
+    {%- for tool in tools %}
+        {{- tool | tojson + '\n' }}
+    {%- endfor %}
+    {{- '</tools>\nTo call one, write its name and arguments as JSON, like this:\n' }}
+    {{- '<tool_call>\n{"name": "...", "arguments": {"...": "..."}}\n</tool_call><|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if not (tools and loop.first and message.role == 'system') %}
+        {{- '<|im_start|>' + message.role + '\n' }}
+        {%- if message.reasoning_content %}
+            {{- '<think>\n' + message.reasoning_content + '\n</think>\n' }}
+        {%- endif %}
+        {{- message.content }}
+        {%- for call in message.tool_calls or [] %}
+            {%- if message.content or not loop.first %}
+                {{- '\n' }}
+            {%- endif %}
+            {{- '<tool_call>\n{"name": ' + call.function.name | tojson }}
+            {{- ', "arguments": ' + call.function.arguments | tojson + '}\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}
+"""

@@ -1,0 +1,103 @@
+"""The `llama3_json` format: the whole message is `{"name": "find_patient", "parameters": {"name": "Ada"}}`.
+
+No tag says where a call begins, so only what cannot be anything else is one. How strictly it is read:
+
+- A message is calls when it begins, after its reasoning, with a JSON object whose first key is one of a call's (`name`,
+  `parameters`, `arguments`, or `"type": "function"`); or when `<|python_tag|>` stands in it: what follows that token
+  is calls, what stands before it is words. Everything else is words: JSON in the middle of a sentence is prose.
+- Several calls follow each other, with `;`, line breaks or `<|python_tag|>` between them.
+- The arguments stand under `parameters` or `arguments`; missing, null, or a string that holds the object will do.
+- Everything else is a `BadCall`: broken JSON and what `tbx_envs.chat.payload` refuses, words behind a call. What cannot
+  be read as JSON reaches to the end of the message; a call quoted inside is not executed.
+
+The words of a problem are read by the model: a change of them is a change of the benchmark.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tbx_envs.chat.payload import Unreadable, decode, name_and_arguments
+from tbx_envs.chat.reasoning import split_reasoning
+from tbx_envs.messages import BadCall, ToolCall, Turn
+
+PYTHON_TAG = "<|python_tag|>"
+
+_CALL_START = r'\{\s*"(?:(?:name|parameters|arguments)"|type"\s*:\s*"function")'
+_BETWEEN = re.compile(rf"(?:[\s;]|{re.escape(PYTHON_TAG)})*")
+_BEFORE_A_CALL = ";}>"  # a separator, another call, a tag
+_GOES_ON = re.compile(rf"\s*(?:[;{{]|{re.escape(PYTHON_TAG)}|\Z)")
+
+
+def parse(raw: str, ids: Iterator[str], schemas: Mapping[str, Mapping[str, Any]]) -> Turn:
+    """The turn that `raw` says; `ids` gives the calls their ids. Never raises, whatever the text.
+
+    JSON has types, so `schemas` are of no concern.
+    """
+    reasoning, visible = split_reasoning(raw, _CALL_START, _payload_end)
+    visible = visible.strip()
+    words, tag, payload = ("", "", visible) if re.match(_CALL_START, visible) else visible.partition(PYTHON_TAG)
+    if not tag and not re.match(_CALL_START, payload):
+        return Turn(text=visible, reasoning=reasoning)
+    calls: list[ToolCall | BadCall] = []
+    position = _after_separators(payload, 0)
+    while position < len(payload):
+        call, end = _read_call(payload, position, next(ids))
+        calls.append(call)
+        position = _after_separators(payload, end)
+    if not calls:
+        calls.append(BadCall(next(ids), tag, "The call is empty. Write a JSON object with a name and parameters."))
+    return Turn(text=words.strip(), calls=tuple(calls), reasoning=reasoning)
+
+
+def _read_call(text: str, start: int, call_id: str) -> tuple[ToolCall | BadCall, int]:
+    """The call that starts at `start`, and where the text goes on after it."""
+    end = len(text)
+    try:
+        payload, after = _decode(text, start)
+        if not _GOES_ON.match(text, after):
+            raise Unreadable("There is more text after the JSON object. Write calls only, with ; between them.")
+        end = after
+        name, arguments = _name_and_parameters(payload)
+    except Unreadable as problem:
+        return BadCall(call_id, text[start:end], str(problem)), end
+    return ToolCall(call_id, name, arguments), end
+
+
+def _name_and_parameters(payload: Any) -> tuple[str, Mapping[str, Any]]:
+    if isinstance(payload, dict):
+        # Models of this family write it now and then; it says nothing.
+        payload = {key: value for key, value in payload.items() if (key, value) != ("type", "function")}
+        if "arguments" in payload and "parameters" not in payload:
+            return name_and_arguments(payload)
+    return name_and_arguments(payload, "parameters")
+
+
+def _payload_end(text: str, start: int) -> int | None:
+    """Where the call that starts at `start` ends; None when it is no call, or stands in the middle of other text."""
+    before = start - 1
+    while before >= 0 and text[before].isspace():
+        before -= 1
+    if before >= 0 and text[before] not in _BEFORE_A_CALL:
+        return None
+    try:
+        return _decode(text, start)[1]
+    except Unreadable:
+        return None
+
+
+def _decode(text: str, start: int) -> tuple[Any, int]:
+    try:
+        return decode(text, start)
+    except json.JSONDecodeError:
+        raise Unreadable(
+            "The call is not a complete JSON object. Use double quotes, no trailing commas, and close every brace."
+        ) from None
+
+
+def _after_separators(text: str, position: int) -> int:
+    match = _BETWEEN.match(text, position)
+    return match.end() if match else position

@@ -1,0 +1,140 @@
+"""The JSON object of a call, read strictly: what a tool could not take, or could mean two things, is refused.
+
+Refused are: the same key twice, NaN and infinities, integers beyond 64 bits, half of a surrogate pair, nesting deeper
+than 32, another kind of JSON than an object, unknown keys.
+
+The words of a problem are read by the model: a change of them is a change of the benchmark.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+MAX_NESTING = 32
+MAX_INTEGER = 2**63 - 1  # what a database column can hold
+
+
+class Unreadable(ValueError):
+    """What is wrong with a call, in words for the model."""
+
+
+def decode(text: str, start: int) -> tuple[Any, int]:
+    """The JSON value at `start` (after white space) and where it ends.
+
+    Raises:
+        json.JSONDecodeError: no JSON stands there. Say so in other words than its own, which differ between versions
+            of Python.
+        Unreadable: JSON stands there that is refused.
+    """
+    try:
+        value, end = _DECODER.raw_decode(text, skip_space(text, start))
+    except RecursionError:
+        raise Unreadable(f"The call is nested deeper than {MAX_NESTING} levels.") from None
+    _refuse_unusable(value)
+    return value, end
+
+
+def skip_space(text: str, position: int) -> int:
+    while position < len(text) and text[position] in " \t\n\r":
+        position += 1
+    return position
+
+
+def name_and_arguments(payload: Any, key: str = "arguments") -> tuple[str, Mapping[str, Any]]:
+    """The call that a JSON value describes.
+
+    Args:
+        payload: a decoded value.
+        key: under which the arguments stand; missing or null means none, and a string may hold the object.
+
+    Raises:
+        Unreadable: it describes none.
+    """
+    if not isinstance(payload, dict):
+        raise Unreadable(f"A call is one JSON object with a name and {key}, not {_kind(payload)}.")
+    unknown = [other for other in payload if other not in ("name", key)]
+    if unknown:
+        raise Unreadable(f"A call has only the keys name and {key}, not {unknown[0][:40]!r}.")
+    name = payload.get("name")
+    if not isinstance(name, str) or not name.strip():
+        raise Unreadable("The call has no name. Give the tool's name as a string.")
+    arguments = payload.get(key)
+    if arguments is None:
+        arguments = {}
+    if isinstance(arguments, str):
+        arguments = _decode_whole(arguments, key)
+    if not isinstance(arguments, dict):
+        raise Unreadable(f"The {key} are one JSON object, not {_kind(arguments)}.")
+    return name.strip(), arguments
+
+
+def _decode_whole(text: str, key: str) -> Any:
+    try:
+        value, end = decode(text, 0)
+    except ValueError:
+        value, end = None, 0
+    if not isinstance(value, dict) or text[end:].strip():
+        raise Unreadable(f"The {key} are a string that holds no JSON object. Write the object itself.")
+    return value
+
+
+def _kind(value: Any) -> str:
+    kinds = {list: "a list", dict: "an object", str: "a string", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+def _refuse_unusable(value: Any) -> None:
+    """Refuses nesting that would exhaust a recursive reader, and strings that no encoder takes."""
+    level = [value]
+    for _ in range(MAX_NESTING + 1):
+        if any(isinstance(item, str) and _is_half_a_character(item) for item in level):
+            raise Unreadable("A string holds half of a character (a lone surrogate).")
+        children: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                children += [*item, *item.values()]
+            elif isinstance(item, list):
+                children += item
+        level = children
+        if not level:
+            return
+    raise Unreadable(f"The call is nested deeper than {MAX_NESTING} levels.")
+
+
+def _is_half_a_character(text: str) -> bool:
+    return not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise Unreadable(f"The key {twice[:40]!r} is given twice.")
+    return result
+
+
+def _float(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise Unreadable(f"The number {digits[:20]} is too large.")
+    return value
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 20 or abs(int(digits)) > MAX_INTEGER:
+        raise Unreadable(f"The number {digits[:20]} is too large.")
+    return int(digits)
+
+
+def _constant(name: str) -> float:
+    raise Unreadable(f"{name} is not a JSON number.")
+
+
+# Line breaks inside strings are accepted (strict=False): models write them, and what is meant is clear.
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object, parse_float=_float, parse_int=_integer, parse_constant=_constant, strict=False
+)

@@ -1,0 +1,120 @@
+"""TemplateText: a tokenizer's chat template as a function from messages to text, with dates that stand still.
+
+The rendering is transformers' own (`apply_chat_template`), so spacing, key order and escapes of JSON are those that a
+server of the model uses. Two things are ours: templates that write today's date (`date_string`, `strftime_now`) get it
+from a fixed moment, and a template's variables are checked by name.
+"""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+
+from tbx_envs.errors import ConfigError, did_you_mean
+
+# What Llama's templates show when nobody tells them the date.
+FIXED_NOW = datetime.datetime(2024, 7, 26)
+
+_LLAMA_DATE = "%d %b %Y"
+_ASKS_FOR_DATE = re.compile(r"strftime_now\s*\(")
+_ASKS_IN_FORMAT = re.compile(r"""strftime_now\s*\(\s*(?:"([^"]*)"|'([^']*)')\s*\)""")
+# Jinja drops the line break behind the block, so the template itself starts as it did.
+_FIXED_DATES = "{% macro strftime_now(format) %}{{ tbx_dates[format] }}{% endmacro %}\n"
+
+
+class TemplateText:
+    """Renders conversations.
+
+    Args:
+        tokenizer: a transformers tokenizer with a chat template; of several, the one for tools is used throughout.
+        options: variables of the template, such as `enable_thinking`.
+        now: the moment whose date the template shows.
+
+    Raises:
+        ConfigError: there is no template, it asks for a date in a way that cannot be fixed, or it does not read one of
+            the options.
+    """
+
+    def __init__(self, tokenizer: Any, options: Mapping[str, Any], now: datetime.datetime) -> None:
+        self._apply = tokenizer.apply_chat_template
+        try:
+            source: str = tokenizer.get_chat_template(None, [{}])
+        except ValueError as error:
+            raise ConfigError(
+                f"the tokenizer has no chat template ({error}). Put chat_template.jinja into the model's folder."
+            ) from error
+        _require_known(options, source, taken=inspect.signature(self._apply).parameters)
+        self._options = dict(options)
+        self._now = now
+        self._shows_llama_date = "date_string" in source and "date_string" not in options
+        self._date_formats = _date_formats(source)
+        self._source = _FIXED_DATES + source if self._date_formats else source
+
+    def render(
+        self,
+        chat: list[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        generation_prompt: bool = False,
+        now: datetime.datetime | None = None,
+    ) -> str:
+        """The text of a conversation.
+
+        Args:
+            chat: messages as `tbx_envs.messages.to_chat` makes them.
+            tools: OpenAI-function style dictionaries, rendered in the order of their keys.
+            generation_prompt: also what the template puts in front of the policy's next turn.
+            now: another moment than the one given at the start.
+
+        Raises:
+            ConfigError: the template refuses the conversation.
+        """
+        try:
+            return self._apply(
+                chat,
+                chat_template=self._source,
+                tools=list(tools) if tools else None,
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                **self._options,
+                **self._dates(now or self._now),
+            )
+        except (jinja2.TemplateError, ValueError, TypeError) as error:
+            roles = ", ".join(message["role"] for message in chat)
+            raise ConfigError(
+                f"the tokenizer's chat template cannot render [{roles}]: {error}. Use a template that "
+                f"knows system, user, assistant and tool messages."
+            ) from error
+
+    def _dates(self, now: datetime.datetime) -> dict[str, Any]:
+        dates: dict[str, Any] = {"date_string": now.strftime(_LLAMA_DATE)} if self._shows_llama_date else {}
+        if self._date_formats:
+            dates["tbx_dates"] = {written: now.strftime(written) for written in self._date_formats}
+        return dates
+
+
+def _date_formats(source: str) -> tuple[str, ...]:
+    """The formats in which the template asks for today's date."""
+    formats = [double or single for double, single in _ASKS_IN_FORMAT.findall(source)]
+    if len(formats) < len(_ASKS_FOR_DATE.findall(source)):
+        raise ConfigError(
+            "the chat template asks for today's date in a format that is computed, so it cannot be given a fixed one "
+            "and its prompts would change from day to day. Write the format into strftime_now(...) of the template."
+        )
+    return tuple(sorted(set(formats)))
+
+
+def _require_known(options: Mapping[str, Any], source: str, taken: Mapping[str, Any]) -> None:
+    words = set(re.findall(r"[A-Za-z_]\w*", source))
+    problems = [
+        f"'{name}' is not read by it.{did_you_mean(name, words)}" if name not in words else f"'{name}' is not its own."
+        for name in options
+        if name not in words or name in taken or name in ("messages", "tbx_dates")
+    ]
+    if problems:
+        raise ConfigError(f"options of the chat template: {' '.join(problems)} Give variables that the template reads.")
