@@ -1,4 +1,7 @@
-"""A ChatML template with tools, for models that were taught ChatML but whose own template leaves tools out (SmolLM2).
+"""ChatML templates of ours, for models that were taught ChatML but whose own template leaves tools out (SmolLM2).
+
+`CHATML_WITH_TOOLS` is for general use; `CHATML_COMPACT` for a small model that is trained on one domain and learns its
+rules and tools from demonstrations: it renders turns only, so that an episode is hundreds of tokens, not thousands.
 
 Messages are laid out as those models know them. What is added is ours: tools are described behind the first system
 message, calls are written in the `hermes` format, results are messages of the role `tool`, and reasoning is kept in all
@@ -34,6 +37,20 @@ CHATML_WITH_TOOLS = r"""
         {%- endfor %}
         {{- '<|im_end|>\n' }}
     {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}
+"""
+
+CHATML_COMPACT = r"""
+{%- for message in messages if message.role != 'system' %}
+    {{- '<|im_start|>' + message.role + '\n' + message.content }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<tool_call>\n{"name": ' + call.function.name | tojson }}
+        {{- ', "arguments": ' + call.function.arguments | tojson + '}\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\n' }}

@@ -1,0 +1,191 @@
+"""MCP over a connected socket, one JSON message a line, which notices at once when the other side breaks the protocol.
+
+`Wire` gives the two streams that mcp's `ClientSession` wants. What the library would log, drop or wait for in vain ends
+the connection here, and `broken` says why: the end of the stream, a line that is no message (a `print`), an answer
+to a request that nobody sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+import anyio
+import mcp_types as types
+from mcp.shared.message import SessionMessage
+
+_READ_BYTES = 1 << 18
+_LINE_LIMIT_BYTES = 256 << 20  # far above any database that comes back as effects
+_SHOWN = 200
+
+
+class Wire:
+    """One side of a conversation; all of it runs in the thread of one event loop.
+
+    Attributes:
+        broken: why the conversation is over; None while it goes on.
+        reader, writer: the streams for `ClientSession`.
+    """
+
+    def __init__(self, link: socket.socket) -> None:
+        self.broken: str | None = None
+        self.reader, self.writer = _Reader(self), _Writer(self)
+        self._loop = asyncio.get_running_loop()
+        self._link = link
+        self._arrived: deque[SessionMessage] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+        self._parts: list[bytes] = []  # of the line that is being read
+        self._part_bytes = 0
+        self._unsent = b""
+        self._unanswered: set[str] = set()
+        self._half_closed = False
+        self._loop.add_reader(link.fileno(), self._receive)
+
+    async def receive(self) -> SessionMessage:
+        while not self._arrived:
+            if self.broken is not None:
+                raise anyio.EndOfStream
+            self._waiting = self._loop.create_future()
+            await self._waiting
+        return self._arrived.popleft()
+
+    def send(self, message: types.JSONRPCMessage) -> None:
+        if self.broken is not None or self._half_closed:
+            raise anyio.BrokenResourceError
+        if isinstance(message, types.JSONRPCRequest):
+            self._unanswered.add(str(message.id))
+        waits = bool(self._unsent)
+        self._unsent += message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
+        if not waits:
+            self._flush()
+
+    def half_close(self) -> None:
+        """Say that nothing more will be sent, once all is."""
+        self._half_closed = True
+        if not self._unsent:
+            self._shut()
+
+    def close(self) -> None:
+        self._break("it was closed")
+        if self._link.fileno() >= 0:
+            self._loop.remove_reader(self._link.fileno())
+            self._loop.remove_writer(self._link.fileno())
+            self._link.close()
+
+    def _flush(self) -> None:
+        try:
+            sent = self._link.send(self._unsent)
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # the other side is gone; what it said before is still to be read, and then its end
+            self._unsent = b""
+            self._loop.remove_writer(self._link.fileno())
+            return
+        self._unsent = self._unsent[sent:]
+        if self._unsent:
+            self._loop.add_writer(self._link.fileno(), self._flush)
+        else:
+            self._loop.remove_writer(self._link.fileno())
+            if self._half_closed:
+                self._shut()
+
+    def _shut(self) -> None:
+        try:
+            self._link.shutdown(socket.SHUT_WR)
+        except OSError:  # it is gone already
+            return
+
+    def _receive(self) -> None:
+        try:
+            data = self._link.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._link.fileno())
+            rest = b"".join(self._parts)
+            self._break(f"it wrote {_shown(rest)} and closed its stdout" if rest else "it closed its stdout")
+            return
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            self._parts.append(line)
+            self._take(b"".join(self._parts))
+            self._parts, self._part_bytes = [], 0
+        self._parts.append(rest)
+        self._part_bytes += len(rest)
+        if self._part_bytes > _LINE_LIMIT_BYTES:
+            self._parts = []
+            self._break(f"it wrote a line of more than {_LINE_LIMIT_BYTES >> 20} MiB to its stdout")
+
+    def _take(self, line: bytes) -> None:
+        if self.broken is not None:
+            return
+        try:
+            message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+        except ValueError:
+            self._break(f"it wrote {_shown(line)} to its stdout, which is no message of the protocol")
+            return
+        if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
+            if str(message.id) not in self._unanswered:
+                self._break(f"it answered {_shown(line)}, which belongs to no request")
+                return
+            self._unanswered.discard(str(message.id))
+            if isinstance(message, types.JSONRPCResponse) and message.result.get("content", ()) is None:
+                message.result["content"] = []  # some servers write null where they have nothing to say
+        self._arrived.append(SessionMessage(message))
+        self._wake()
+
+    def _break(self, why: str) -> None:
+        if self.broken is None:
+            self.broken = why
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+
+class _Stream:
+    """What both streams share: the socket is closed by whoever made the wire."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    async def aclose(self) -> None:
+        return None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class _Reader(_Stream):
+    async def receive(self) -> SessionMessage:
+        return await self._wire.receive()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage:
+        try:
+            return await self._wire.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+
+class _Writer(_Stream):
+    async def send(self, item: SessionMessage, /) -> None:
+        self._wire.send(item.message)
+
+
+def _shown(line: bytes) -> str:
+    text = line[:_SHOWN].decode(errors="replace")
+    return repr(text + "..." if len(line) > _SHOWN else text)
