@@ -64,7 +64,7 @@ def first_cells(text):
 
 def commands(page):
     """The words after `tbx` of every command that a page shows."""
-    lines = [line for _, block in blocks(page, "sh") for line in block.splitlines()]
+    lines = [line for _, block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
     found = []
     for line in [*lines, *spans(page)]:
         words = shlex.split(line, comments=True) if re.match(r"(\w+=\S+ )*tbx ", line) else []
