@@ -1,168 +1,335 @@
-"""How many tokens does the sampler write in a second, and what does it save that a cache outlives a turn?
+"""How many tokens does the sampler write in a second, and what does it gain by what?
 
 Episodes of several turns: a prompt, then turns of the policy and answers that are appended, so that the context
-grows. All slots work on episodes until as many are done as were asked for. The policy has the shape of
-`conf/model/<model>.yaml` and random parameters; a share of its vocabulary ends a turn, which sets the mean length
-of turns. Prints one JSON line per case, from most convenient to barest:
+grows. All slots work on episodes until as many are done as were asked for. Parameters are random; a share of the
+vocabulary ends a turn, which sets the mean length of turns. Prints one JSON line per case:
 
-    reuse    the cache of an episode stays in its slot over its turns
-    no_reuse every turn starts with an empty cache and computes the episode so far again
-    dispatch decode steps alone: all slots in the middle of a turn, context of the given length
+    no_reuse a comparison: `reuse`, the cache of an episode outlives its turns; against every turn starting with an
+             empty cache and computing the episode so far again. Once with the lengths of the shipped policy (`short`),
+             once with a prompt as long as tool descriptions are and longer answers (`tools`)
+    generate a comparison: the sampler; against `transformers.generate` in torch with the same weights, a fixed batch
+             of as many episodes as slots, its cache within a turn, the context prefilled anew for each turn, and as
+             many threads as serve it best (one, or one a core). Of the shape `nano` (without token shift, which
+             transformers does not know) and of SmolLM2-135M (`smollm2`)
+    write    decode steps alone: all slots in the middle of a turn, context of the given length
 
-    tokens_per_s      tokens written (sampled) by wall time, best of the repeats; everything ran once before, so that
-                      compilation is excluded, and every call waits for its tokens
+    tokens_per_s      tokens written (sampled) by wall time, median of the repeats; everything ran once before, so
+                      that compilation is excluded, and every call waits for its tokens
     tokens_per_cpu_s  the same by processor time of the process (others may share the machine)
-    ratio, cpu_ratio  of `reuse` over `no_reuse`, same slots
+    ratio, cpu_ratio  of the sampler over the other side, median over the repeats, in which the two alternate
 
-    python -m benchmarks.decode [--slots 16 64 96] [--episodes 128] [--turns 6] [--model nano]
+    python -m benchmarks.decode [--cases no_reuse generate write] [--slots 16 64] [--episodes 128] [--turns 6]
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import importlib.resources
+import importlib.util
 import json
 import pathlib
 import platform
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 from omegaconf import OmegaConf
 
+from benchmarks.transformers_peer import GeneratePeer
 from tbx_jax.compilation import enable_compilation_cache
 from tbx_jax.config import ModelConfig, SamplingConfig, validated
+from tbx_jax.dispatch_shapes import num_cores
 from tbx_jax.keys import key_for
 from tbx_jax.models import Model, Params, build
 from tbx_jax.sampler import Sampler
 
-VOCABULARY = 768
-PROMPT_TOKENS, ANSWER_TOKENS, MEAN_TURN_TOKENS = 60, 20, 14
+MEAN_TURN_TOKENS = 14
+BATCH = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """Of what is given in an episode, in tokens."""
+
+    prompt: int
+    answer: int
+
+
+# As in the shipped policy's episodes; as with tool descriptions in the prompt and results of some length.
+LENGTHS = {"short": Lengths(60, 20), "tools": Lengths(300, 36)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A model of random parameters.
+
+    Attributes:
+        config: its sizes.
+        vocabulary: number of its tokens.
+        episodes: that a comparison with transformers runs.
+    """
+
+    config: ModelConfig
+    vocabulary: int
+    episodes: int
+
+    @functools.cached_property
+    def model(self) -> tuple[Model, Params]:
+        return jax.block_until_ready(build(self.config, self.vocabulary, key_for(0, "benchmark")))
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """What a run took.
+
+    Attributes:
+        tokens: sampled.
+        seconds, cpu_seconds: of the whole run.
+    """
+
+    tokens: int
+    seconds: float
+    cpu_seconds: float
+
+    @property
+    def per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def per_cpu_s(self) -> float:
+        return self.tokens / self.cpu_seconds
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--slots", type=int, nargs="+", default=[16, 64, 96])
+    parser.add_argument("--cases", nargs="+", choices=("no_reuse", "generate", "write"), default=["no_reuse", "write"])
+    parser.add_argument("--slots", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS))
+    parser.add_argument("--peers", nargs="+", choices=("nano", "smollm2"), default=["nano", "smollm2"])
+    parser.add_argument("--peer-threads", type=int, help="of torch; without it the best number is found out")
     parser.add_argument("--episodes", type=int, default=128)
     parser.add_argument("--turns", type=int, default=6)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--model", default="nano")
+    parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args(arguments)
-
     enable_compilation_cache()
-    conf = pathlib.Path(str(importlib.resources.files("tbx_conf")))
-    config = validated(ModelConfig, OmegaConf.load(conf / "model" / f"{options.model}.yaml"))
-    base = validated(SamplingConfig, OmegaConf.load(conf / "sampling" / "train.yaml"))
-    model, params = jax.block_until_ready(build(config, VOCABULARY, key_for(0, "benchmark")))
-    about = {"jax": jax.__version__, "device": jax.devices()[0].platform, "machine": platform.machine()}
+    if "no_reuse" in options.cases:
+        compare_with_no_reuse(options)
+    if "generate" in options.cases:
+        compare_with_generate(options)
+    if "write" in options.cases:
+        for slots in options.slots:
+            for context in (64, 256):
+                figures = run_writes(slots, context, options.repeats)
+                print_line(case="write", slots=slots, context=context, **shown(figures))
 
-    for slots in options.slots:
-        sampling = base.model_copy(update={"slots": slots})
-        runs: dict[bool, list[dict[str, float]]] = {True: [], False: []}
-        for _ in range(1 + options.repeats):  # in turns, so that both meet the same neighbours on the machine
-            for reuse, figures in runs.items():
-                figures.append(run_episodes(model, params, sampling, options.episodes, options.turns, reuse=reuse))
-        kept, again = (best(runs[reuse][1:]) for reuse in (True, False))
-        ratios = {
-            "ratio": round(kept["tokens_per_s"] / again["tokens_per_s"], 2),
-            "cpu_ratio": round(kept["tokens_per_cpu_s"] / again["tokens_per_cpu_s"], 2),
-        }
-        print_line(case="reuse", slots=slots, **kept, **ratios, **about)
-        print_line(case="no_reuse", slots=slots, **again, **about)
-        for context in (64, 256):
-            print_line(
-                case="dispatch",
-                slots=slots,
-                context=context,
-                **run_dispatches(model, params, sampling, context, options.repeats),
-                **about,
+
+def compare_with_no_reuse(options: argparse.Namespace) -> None:
+    shape = shapes()["nano_shift"]
+    for name in options.lengths:
+        for slots in options.slots:
+            run = functools.partial(
+                run_episodes, shape, slots, LENGTHS[name], episodes=options.episodes, turns=options.turns
             )
+            ours, others = alternated(options.repeats, lambda: run(reuse=True), lambda: run(reuse=False))  # noqa: B023
+            print_comparison("no_reuse", ours, others, slots=slots, lengths=name, turns=options.turns)
 
 
-def run_episodes(
-    model: Model, params: Params, sampling: SamplingConfig, episodes: int, turns: int, *, reuse: bool
-) -> dict[str, float]:
+def compare_with_generate(options: argparse.Namespace) -> None:
+    if importlib.util.find_spec("torch") is None:
+        print_line(case="generate", skipped="torch is not installed: pip install torch==2.13.0")
+        return
+    for name in options.peers:
+        shape, lengths = shapes()[name], LENGTHS["short"]
+        sampling = sampling_for(shape.config, BATCH)
+        ends = end_ids(shape.vocabulary)
+        peer = GeneratePeer(*shape.model, ends, sampling.max_turn_tokens)
+        texts = given_texts(shape, lengths, shape.episodes, options.turns)
+
+        def generate(peer=peer, texts=texts, lengths=lengths) -> Figures:
+            return timed(lambda: peer.run(texts, lengths.prompt, lengths.answer, BATCH))
+
+        peer.threads = options.peer_threads or best_threads(peer, texts[:BATCH], lengths)
+
+        def sample(shape=shape, lengths=lengths) -> Figures:
+            return run_episodes(shape, BATCH, lengths, episodes=shape.episodes, turns=options.turns, reuse=True)
+
+        ours, others = alternated(options.repeats, sample, generate)
+        print_comparison(
+            "generate",
+            ours,
+            others,
+            model=name,
+            slots=BATCH,
+            turns=options.turns,
+            torch=peer.version,
+            threads=peer.threads,
+        )
+
+
+def best_threads(peer: GeneratePeer, texts: np.ndarray, lengths: Lengths) -> int:
+    """With how many threads the peer is fastest: on a busy machine, or for a small model, often with one."""
+    speed = {}
+    for threads in sorted({1, num_cores()}):
+        peer.threads = threads
+        speed[threads] = timed(lambda: peer.run(texts, lengths.prompt, lengths.answer, BATCH)).per_s
+    return max(speed, key=speed.__getitem__)
+
+
+# --- what is run --------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def shapes() -> dict[str, Shape]:
+    text = conf_file("model", "nano").read_text("utf-8")
+    nano = validated(ModelConfig, OmegaConf.create(text))
+    smollm2 = {
+        "num_layers": 30,
+        "width": 576,
+        "num_heads": 9,
+        "num_kv_heads": 3,
+        "head_width": 64,
+        "mlp_width": 1536,
+        "rope_theta": 1e5,
+        "norm_eps": 1e-5,
+        "qk_norm": False,
+        "token_shift": 0,
+        "max_length": 2048,
+    }
+    return {
+        "nano_shift": Shape(nano, 768, 128),
+        "nano": Shape(nano.model_copy(update={"token_shift": 0}), 768, 48),
+        "smollm2": Shape(nano.model_copy(update=smollm2), 49152, 16),
+    }
+
+
+def conf_file(group: str, name: str) -> pathlib.Path:
+    return pathlib.Path(str(importlib.resources.files("tbx_conf"))) / group / f"{name}.yaml"
+
+
+def sampling_for(config: ModelConfig, slots: int) -> SamplingConfig:
+    base = validated(SamplingConfig, OmegaConf.load(conf_file("sampling", "train")))
+    return base.model_copy(update={"slots": slots, "max_episode_tokens": min(640, config.max_length)})
+
+
+def end_ids(vocabulary: int) -> frozenset[int]:
+    return frozenset(range(vocabulary // MEAN_TURN_TOKENS))
+
+
+def given_texts(shape: Shape, lengths: Lengths, episodes: int, turns: int) -> np.ndarray:
+    """For each episode the tokens that are given, prompt first; none of them ends a turn."""
+    num = lengths.prompt + (turns - 1) * lengths.answer
+    least = len(end_ids(shape.vocabulary))
+    return np.random.default_rng(0).integers(least, shape.vocabulary, (episodes, num))
+
+
+def run_episodes(shape: Shape, slots: int, lengths: Lengths, *, episodes: int, turns: int, reuse: bool) -> Figures:
     """Runs episodes through all slots; the same ones each time, whatever is kept of the cache."""
-    end_ids = frozenset(range(model.vocabulary // MEAN_TURN_TOKENS))
-    sampler = Sampler(model, end_ids, sampling, seed=0)
-    texts = np.random.default_rng(0).integers(0, model.vocabulary, (episodes, PROMPT_TOKENS + turns * ANSWER_TOKENS))
+    model, params = shape.model
+    sampler = Sampler(model, end_ids(shape.vocabulary), sampling_for(shape.config, slots), seed=0)
+    texts = given_texts(shape, lengths, episodes, turns)
     waiting = list(range(episodes))[::-1]
-    episode_of: dict[int, int] = {}
     tokens_of: dict[int, list[int]] = {}
     turn_of: dict[int, int] = {}
-    written = given = 0
 
-    def admit(slot: int) -> None:
+    def admit() -> None:
         if waiting:
-            episode = episode_of[slot] = waiting.pop()
-            tokens_of[slot], turn_of[slot] = texts[episode, :PROMPT_TOKENS].tolist(), 0
-            sampler.begin(slot, tokens_of[slot], (episode, 0))
+            number = waiting.pop()
+            tokens_of[number], turn_of[number] = texts[number, : lengths.prompt].tolist(), 0
+            sampler.begin(number, tokens_of[number], (number, 0))
 
-    began, began_cpu = time.perf_counter(), time.process_time()
-    for slot in range(sampling.slots):
-        admit(slot)
-    while sampler.busy:
-        for turn in sampler.advance(params):
-            slot, written = turn.slot, written + len(turn.tokens)
-            turn_of[slot] += 1
-            if turn_of[slot] == turns or not turn.stopped:
-                given += len(tokens_of[slot])
-                sampler.free(slot)
-                admit(slot)
-                continue
-            start = PROMPT_TOKENS + turn_of[slot] * ANSWER_TOKENS
-            answer = texts[episode_of[slot], start : start + ANSWER_TOKENS].tolist()
-            tokens_of[slot] += turn.tokens + answer
-            key = (episode_of[slot], turn_of[slot])
-            if reuse:
-                sampler.extend(slot, answer, key)
-            else:
-                sampler.begin(slot, tokens_of[slot], key)
-    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
-    return {
-        "tokens_per_s": round(written / seconds, 1),
-        "tokens_per_cpu_s": round(written / cpu_seconds, 1),
-        "tokens": written,
-        "tokens_per_episode": round((given + written) / episodes, 1),
-        "seconds": round(seconds, 3),
-    }
+    def write_all() -> int:
+        written = 0
+        for _ in range(slots):
+            admit()
+        while sampler.busy:
+            for turn in sampler.advance(params):
+                number, written = turn.episode, written + len(turn.tokens)
+                turn_of[number] += 1
+                if turn_of[number] == turns or not turn.stopped:
+                    sampler.free(number)
+                    admit()
+                    continue
+                start = lengths.prompt + (turn_of[number] - 1) * lengths.answer
+                answer = texts[number, start : start + lengths.answer].tolist()
+                tokens_of[number] += turn.tokens + answer
+                if reuse:
+                    sampler.extend(number, answer, (number, turn_of[number]))
+                else:
+                    sampler.begin(number, tokens_of[number], (number, turn_of[number]))
+        return written
+
+    return timed(write_all)
 
 
-def run_dispatches(
-    model: Model, params: Params, sampling: SamplingConfig, context: int, repeats: int
-) -> dict[str, float]:
-    """Decode steps with every slot writing: as many dispatches as a turn has room for, the best of the repeats."""
-    sampler = Sampler(model, frozenset({0}), sampling.model_copy(update={"temperature": 0.0}), seed=0)
+def run_writes(slots: int, context: int, repeats: int) -> list[Figures]:
+    """Decode steps with every slot writing: as many dispatches as a turn has room for."""
+    shape = shapes()["nano_shift"]
+    model, params = shape.model
+    sampling = sampling_for(shape.config, slots)
+    sampler = Sampler(model, frozenset({0}), sampling, seed=0)
     prompt = np.random.default_rng(0).integers(1, model.vocabulary, context).tolist()
-    best_s, best_cpu_s, dispatches = np.inf, np.inf, sampling.max_turn_tokens // sampling.decode_steps - 1
-    for _ in range(1 + repeats):
-        for slot in range(sampling.slots):
+    dispatches = sampling.max_turn_tokens // sampling.decode_steps - 2
+    figures = []
+    for repeat in range(1 + repeats):
+        for slot in range(slots):
             sampler.free(slot)
-            sampler.begin(slot, prompt, (slot,))
+            sampler.begin(slot, prompt, (slot,), temperature=0.0)
         sampler.advance(params)  # prefill and one dispatch: not part of the question
-        began, began_cpu = time.perf_counter(), time.process_time()
-        for _ in range(dispatches - 1):
-            sampler.advance(params)
-        best_s = min(best_s, time.perf_counter() - began)
-        best_cpu_s = min(best_cpu_s, time.process_time() - began_cpu)
-    tokens = sampling.slots * (dispatches - 1) * sampling.decode_steps
+
+        def write_on() -> int:
+            for _ in range(dispatches):
+                sampler.advance(params)
+            return slots * dispatches * sampling.decode_steps
+
+        figures += [timed(write_on)] if repeat else [timed(write_on)][1:]
+    return figures
+
+
+# --- clocks and lines ---------------------------------------------------------------------------------------
+
+
+def timed(run: Callable[[], int]) -> Figures:
+    """Runs what returns a number of tokens."""
+    began, began_cpu = time.perf_counter(), time.process_time()
+    tokens = run()
+    return Figures(tokens, time.perf_counter() - began, time.process_time() - began_cpu)
+
+
+def alternated(
+    repeats: int, first: Callable[[], Figures], second: Callable[[], Figures]
+) -> tuple[list[Figures], list[Figures]]:
+    """Both in turns, so that they meet the same neighbours on the machine; the first round warms up."""
+    rounds = [(first(), second()) for _ in range(1 + repeats)][1:]
+    return [one for one, _ in rounds], [other for _, other in rounds]
+
+
+def print_comparison(case: str, ours: list[Figures], others: list[Figures], **about: object) -> None:
+    pairs = list(zip(ours, others, strict=True))
+    print_line(
+        case=case,
+        **about,
+        **shown(ours),
+        **{f"other_{name}": value for name, value in shown(others).items()},
+        ratio=round(statistics.median(one.per_s / other.per_s for one, other in pairs), 2),
+        cpu_ratio=round(statistics.median(one.per_cpu_s / other.per_cpu_s for one, other in pairs), 2),
+    )
+
+
+def shown(figures: list[Figures]) -> dict[str, float]:
     return {
-        "tokens_per_s": round(tokens / best_s, 1),
-        "tokens_per_cpu_s": round(tokens / best_cpu_s, 1),
-        "tokens": tokens,
-        "seconds": round(best_s, 3),
+        "tokens": round(statistics.median(one.tokens for one in figures)),
+        "tokens_per_s": round(statistics.median(one.per_s for one in figures), 1),
+        "tokens_per_cpu_s": round(statistics.median(one.per_cpu_s for one in figures), 1),
     }
-
-
-def best(runs: list[dict[str, float]]) -> dict[str, float]:
-    """The figures of the fastest run, with the best use of the processor of any."""
-    fastest = min(runs, key=lambda run: run["seconds"])
-    return fastest | {"tokens_per_cpu_s": max(run["tokens_per_cpu_s"] for run in runs)}
 
 
 def print_line(**figures: object) -> None:
-    print(json.dumps({"benchmark": "decode", **figures}), flush=True)
+    about = {"jax": jax.__version__, "device": jax.devices()[0].platform, "machine": platform.machine()}
+    print(json.dumps({"benchmark": "decode", **figures, **about}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""The key-value cache: what the model remembers of each slot's episode.
+"""The cache: what the model remembers of each slot's episode.
 
 A row of the cache is one slot. Rows have their own lengths; what lies at or after a row's length is undefined, is
 never attended to, and is overwritten later. That is why appending may write a whole chunk for every row and just
 count the valid part: no row needs a mask.
+
+A hybrid model has layers that remember in a state of fixed size instead (`DeltaState`). A state cannot forget its last
+tokens, so it is only ever moved by tokens that count; a row of length 0 starts from zeros whatever its state holds.
 
 Keys are stored width-first (`h` before `s`) and values position-first, since both then stream through memory in the
 order in which attention reduces them; on CPUs this halves the time of a decode step's attention.
@@ -23,6 +26,18 @@ from tbx_jax.config import ModelConfig
 NO_TOKEN = -1
 
 
+class DeltaState(NamedTuple):
+    """What the delta layers of a hybrid model remember.
+
+    Attributes:
+        inputs_lebmc: the last inputs of the convolution, oldest first, zeros before the start.
+        memory_lebuxy: of each head, float32 whatever the compute type.
+    """
+
+    inputs_lebmc: Float[Array, "*le b m c"]
+    memory_lebuxy: Float[Array, "*le b u x y"]
+
+
 class Cache(NamedTuple):
     """Keys and values of the tokens that were computed, row by row.
 
@@ -31,12 +46,14 @@ class Cache(NamedTuple):
         values_lbksh: as projected.
         length_b: tokens in each row.
         recent_bm: ids of the last tokens of each row, oldest first; `NO_TOKEN` before the start (token shift).
+        states: of a hybrid's delta layers; None for dense models.
     """
 
     keys_lbkhs: Float[Array, "l b k h s"]
     values_lbksh: Float[Array, "l b k s h"]
     length_b: Int[Array, "b"]
     recent_bm: Int[Array, "b m"]
+    states: DeltaState | None = None
 
     @property
     def num_slots(self) -> int:
@@ -47,23 +64,56 @@ class Cache(NamedTuple):
         return self.values_lbksh.shape[3]
 
 
-# Axis letters of a cache, for `tbx_jax.mesh.shard_tree`.
+# Axis letters of a dense model's cache, for `tbx_jax.mesh.shard_tree`.
 CACHE_LETTERS = Cache("l b k h s", "l b k s h", "b", "b m")
 
 
-def empty_cache(config: ModelConfig, slots: int, capacity: int) -> Cache:
+def cache_letters(config: ModelConfig) -> Cache:
+    """Axis letters of this model's cache."""
+    return CACHE_LETTERS._replace(states=DeltaState("l e b m c", "l e b u x y") if config.hybrid else None)
+
+
+def empty_cache(config: ModelConfig, slots: int, capacity: int, dtype: str | None = None) -> Cache:
     """A cache of `slots` empty rows with room for `capacity` tokens each.
 
     An appended chunk must fit as a whole, its invalid part included: leave room for the longest chunk.
+
+    Args:
+        dtype: of keys and values; None is the compute type.
     """
-    shape = (config.num_layers, slots, config.num_kv_heads)
-    dtype = jnp.dtype(config.dtype)
+    shape = (config.attention_layers, slots, config.num_kv_heads)
+    stored = jnp.dtype(dtype or config.dtype)
     return Cache(
-        keys_lbkhs=jnp.zeros((*shape, config.head_width, capacity), dtype),
-        values_lbksh=jnp.zeros((*shape, capacity, config.head_width), dtype),
+        keys_lbkhs=jnp.zeros((*shape, config.head_width, capacity), stored),
+        values_lbksh=jnp.zeros((*shape, capacity, config.head_width), stored),
         length_b=jnp.zeros((slots,), jnp.int32),
         recent_bm=jnp.full((slots, config.token_shift), NO_TOKEN, jnp.int32),
+        states=empty_states(config, slots),
     )
+
+
+def empty_states(config: ModelConfig, rows: int) -> DeltaState | None:
+    """States of delta layers at the start of `rows` episodes; None for a dense model."""
+    if (hybrid := config.hybrid) is None:
+        return None
+    shape = (config.attention_layers, hybrid.delta_layers, rows)
+    return DeltaState(
+        jnp.zeros((*shape, hybrid.conv_taps - 1, hybrid.channels), jnp.dtype(config.dtype)),
+        jnp.zeros((*shape, hybrid.value_heads, hybrid.key_width, hybrid.value_width), jnp.float32),
+    )
+
+
+def states_of(cache: Cache, slot_b: Int[Array, "b"] | None = None) -> DeltaState | None:
+    """The states of some rows (None: of all), zeros where the row is empty."""
+    if cache.states is None:
+        return None
+    length_b = cache.length_b if slot_b is None else cache.length_b[slot_b]
+
+    def rows(state):
+        state = state if slot_b is None else state[:, :, slot_b]
+        return jnp.where((length_b > 0).reshape(1, 1, -1, *(1,) * (state.ndim - 3)), state, 0)
+
+    return jax.tree.map(rows, cache.states)
 
 
 def append(
@@ -73,6 +123,7 @@ def append(
     tokens_bj: Int[Array, "b j"],
     num_new_b: Int[Array, "b"],
     slot_b: Int[Array, "b"] | None = None,
+    states: DeltaState | None = None,
 ) -> Cache:
     """The cache after rows took in the first `num_new_b` tokens of their chunks.
 
@@ -83,35 +134,49 @@ def append(
         keys_lbjkh, values_lbjkh, tokens_bj: the chunks, valid tokens on the left.
         num_new_b: how many of them are valid.
         slot_b: the row of the cache that each chunk goes to, all different; None is every row in order.
+        states: of a hybrid model, after the valid tokens.
 
     Raises:
-        ShapeError: a chunk longer than the capacity.
+        ShapeError: a chunk longer than the capacity, or a hybrid's cache without new states.
     """
     b, chunk = tokens_bj.shape
+    if (states is None) != (cache.states is None):
+        raise ShapeError("a hybrid model's cache takes keys, values and states, a dense model's no states; give both")
     if chunk > cache.capacity:
         raise ShapeError(f"a chunk of {chunk} tokens for a cache with room for {cache.capacity}; make the cache longer")
     slot_b = jnp.arange(b) if slot_b is None else slot_b
-    new_keys_lbkhj = keys_lbjkh.transpose(0, 1, 3, 4, 2)
-    new_values_lbkjh = values_lbjkh.transpose(0, 1, 3, 2, 4)
+    new_keys_lbkhj = keys_lbjkh.transpose(0, 1, 3, 4, 2).astype(cache.keys_lbkhs.dtype)
+    new_values_lbkjh = values_lbjkh.transpose(0, 1, 3, 2, 4).astype(cache.values_lbksh.dtype)
     length_b, recent_bm = cache.length_b[slot_b], cache.recent_bm[slot_b]
 
     def write_row(row, arrays):
-        keys_lbkhs, values_lbksh = arrays
+        keys_lbkhs, values_lbksh, all_states = arrays
         slot, length = slot_b[row], length_b[row]
         new_keys = jax.lax.dynamic_slice_in_dim(new_keys_lbkhj, row, 1, axis=1)
         new_values = jax.lax.dynamic_slice_in_dim(new_values_lbkjh, row, 1, axis=1)
         return (
             jax.lax.dynamic_update_slice(keys_lbkhs, new_keys, (0, slot, 0, 0, length)),
             jax.lax.dynamic_update_slice(values_lbksh, new_values, (0, slot, 0, length, 0)),
+            jax.tree.map(lambda whole, new: _move_state(whole, slot, new, row, num_new_b[row]), all_states, states),
         )
 
-    keys_lbkhs, values_lbksh = jax.lax.fori_loop(0, b, write_row, (cache.keys_lbkhs, cache.values_lbksh))
+    keys_lbkhs, values_lbksh, all_states = jax.lax.fori_loop(
+        0, b, write_row, (cache.keys_lbkhs, cache.values_lbksh, cache.states)
+    )
     return Cache(
         keys_lbkhs=keys_lbkhs,
         values_lbksh=values_lbksh,
         length_b=cache.length_b.at[slot_b].set(length_b + num_new_b),
         recent_bm=cache.recent_bm.at[slot_b].set(last_tokens(recent_bm, tokens_bj, num_new_b)),
+        states=all_states,
     )
+
+
+def _move_state(whole, slot, new, row, num_new):
+    """A state whose row `slot` (axis 2) becomes row `row` of `new`, if any token moved it."""
+    before = jax.lax.dynamic_slice_in_dim(whole, slot, 1, axis=2)
+    after = jax.lax.dynamic_slice_in_dim(new, row, 1, axis=2).astype(whole.dtype)
+    return jax.lax.dynamic_update_slice_in_dim(whole, jnp.where(num_new > 0, after, before), slot, axis=2)
 
 
 def last_tokens(

@@ -126,6 +126,11 @@ def _hydra(name: str, record_name: str, run: str) -> Callable[[Arguments], int]:
     return command
 
 
+def _program(run: str) -> Callable[[Arguments], int]:
+    """A subcommand that reads its own arguments: `module:function`, given them, gives the exit code."""
+    return lambda rest: _imported(run)(rest)
+
+
 def _imported(place: str) -> Callable[..., Any]:
     import importlib
 
@@ -138,12 +143,13 @@ def _tasks(rest: Arguments) -> None:
     parser = argparse.ArgumentParser("tbx tasks", description="Look at tasks.")
     actions = parser.add_subparsers(dest="action", required=True)
     listing = actions.add_parser("list", help="uids, one a line: a file of them is a list that `tasks=` takes")
-    listing.add_argument("selection", nargs="?", default="all", help="all, train, heldout, a uid, a pattern, a file")
+    selection = "all, train, heldout, datasets, a name, a uid, a pattern, a file"
+    listing.add_argument("selection", nargs="?", default="all", help=selection)
     listing.add_argument("--long", action="store_true", help="with split and the user's first message")
     show = actions.add_parser("show", help="everything about one task")
     show.add_argument("uid")
-    validate = actions.add_parser("validate", help="prove a domain's tasks, as `check_domain` does")
-    validate.add_argument("domain", nargs="?", default="clinic")
+    validate = actions.add_parser("validate", help="prove a domain's tasks, or build all tasks of a dataset")
+    validate.add_argument("name", nargs="?", default="clinic", help="a domain, a registered dataset or a path")
     given = parser.parse_args(rest)
     from tbx_jax import task_commands
 
@@ -153,7 +159,7 @@ def _tasks(rest: Arguments) -> None:
         case "show":
             task_commands.show_task(given.uid)
         case _:
-            task_commands.validate_domain(given.domain)
+            task_commands.validate(given.name)
 
 
 def _play(rest: Arguments) -> None:
@@ -234,6 +240,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Arguments], int | None]]] = {
         "evaluate, choose a pool, train, evaluate again",
         _hydra("demo", "DemoConfig", "tbx_jax.demo:run"),
     ),
+    "serve": ("answer the original's HTTP session API, on our server pool", _program("tbx_envs.serving.serve:main")),
     "report": ("the measures of a campaign", _report),
     "compare": ("two campaigns side by side", _compare),
     "show": ("transcripts of a campaign", _show),

@@ -21,10 +21,11 @@ from tbx_envs.campaign_files import write_json
 from tbx_envs.task_lists import find_task, is_unseen_family, select_tasks
 from tbx_jax import evaluation, train
 from tbx_jax.chart import draw_demo
-from tbx_jax.config import DemoConfig, EvaluateConfig, PoolConfig, TrainConfig
+from tbx_jax.config import AgentConfig, DemoConfig, EvaluateConfig, PoolConfig, TrainConfig
 from tbx_jax.metrics_log import read_metrics
 
 console = Console()
+_NO_AGENT = AgentConfig(kind="none", chat_format="hermes", endpoint=None)
 T = TypeVar("T")
 
 
@@ -79,12 +80,17 @@ def _evaluate(config: DemoConfig, moment: str) -> EvaluateConfig:
     return EvaluateConfig(
         sampling=config.evaluation,
         mesh=config.mesh,
+        judge=config.judge,
+        user=config.user,
+        environment=config.environment,
+        agent=_NO_AGENT,
         seed=config.seed,
         policy=config.policy if moment == "before" else trained,
         tasks="heldout",
         attempts=config.attempts,
         lapse=0.0,
         max_void_retries=config.max_void_retries,
+        regrade=None,
         output_dir=str(Path(config.output_dir) / moment),
     )
 
@@ -93,11 +99,16 @@ def _pool(config: DemoConfig) -> PoolConfig:
     return PoolConfig(
         sampling=config.evaluation,
         mesh=config.mesh,
+        judge=config.judge,
+        user=config.user,
+        environment=config.environment,
+        agent=_NO_AGENT,
         seed=config.seed,
         policy=config.policy,
         tasks="train",
         attempts=config.pool_attempts,
         bands=config.bands,
+        train_on_benchmark_and_mark_results=False,
         max_void_retries=config.max_void_retries,
         output_dir=str(Path(config.output_dir) / "pool"),
     )
@@ -109,11 +120,15 @@ def _train(config: DemoConfig) -> TrainConfig:
         optim=config.optim,
         sampling=config.rollout,
         mesh=config.mesh,
+        judge=config.judge,
+        user=config.user,
+        environment=config.environment,
         seed=config.seed,
         steps=config.steps,
         policy=config.policy,
         tasks="train",
         pool=str(Path(config.output_dir) / "pool" / "pool.json"),
+        train_on_benchmark_and_mark_results=False,
         checkpoint_every=config.checkpoint_every,
         output_dir=str(Path(config.output_dir) / "train"),
     )

@@ -81,10 +81,15 @@ def sharding_for(axes: str, mesh: Mesh, rules: Mapping[str, str]) -> NamedShardi
 
 
 def shard_tree(tree: Any, letters_tree: Any, mesh: Mesh, rules: Mapping[str, str]) -> Any:
-    """`tree` with every array placed on `mesh` by the rules.
+    """`tree` (arrays, also of numpy) with every array placed on `mesh` by the rules: see `shardings_of`."""
+    return jax.device_put(tree, shardings_of(tree, letters_tree, mesh, rules))
+
+
+def shardings_of(tree: Any, letters_tree: Any, mesh: Mesh, rules: Mapping[str, str]) -> Any:
+    """Where the rules place each array of `tree` on `mesh`.
 
     Args:
-        tree: arrays (or numpy arrays).
+        tree: arrays, or their shapes.
         letters_tree: the same structure with an axis string (`"l d n h"`) per array.
         mesh: from `build_mesh`.
         rules: axis letter -> mesh axis.
@@ -116,4 +121,4 @@ def shard_tree(tree: Any, letters_tree: Any, mesh: Mesh, rules: Mapping[str, str
             f"{len(problems)} array(s) cannot be split by the rules {dict(rules)}: {'; '.join(problems)}. "
             f"Change mesh.axes so that they divide, or leave the letter out of mesh.rules."
         )
-    return jax.device_put(tree, shardings)
+    return shardings

@@ -6,6 +6,7 @@ Evaluation runs the very code that rollouts run, so a policy is measured as it w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.episode import Episode
@@ -28,24 +29,26 @@ class CheckpointPlayer:
         sampling: temperature, limits, how many episodes are in flight together.
         mesh: devices and rules.
         seed: of the sampler; an attempt's own seed counts as well.
+        env_options: of every `ToolEnv`.
 
     Raises:
         CheckpointError: no such policy, or its files do not fit.
         ConfigError: the policy, its chat template, the sampling and the mesh do not go together.
     """
 
-    def __init__(self, policy: str, sampling: SamplingConfig, mesh: MeshConfig, seed: int) -> None:
+    def __init__(self, policy: str, sampling: SamplingConfig, mesh: MeshConfig, seed: int, **env_options: Any) -> None:
         enable_compilation_cache()
         model, params, tokenizer = load_policy(policy)
         devices = build_mesh(mesh)
         self._params = shard_tree(params, parameter_letters(model), devices, mesh.rules)
         self._chat = ChatTemplate(tokenizer)
         self._sampling = sampling
+        self._env_options = env_options
         self._sampler = Sampler(model, self._chat.end_of_turn_ids, sampling, seed, mesh=devices, rules=mesh.rules)
 
     def play(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
         """One episode for each attempt, in the order in which they end; void ones too."""
-        slots = EpisodeSlots(self._sampling.slots)
+        slots = EpisodeSlots(self._sampling.episodes_in_flight, **self._env_options)
         try:
             for rollout in run_attempts(
                 self._sampler,

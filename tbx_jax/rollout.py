@@ -1,9 +1,10 @@
 """Rollout: attempts flow through slots; in each, the policy and the environment take turns until the episode
 ends.
 
-A slot of the sampler and a slot of the environments belong together and keep an episode from its first token
-to its last, so nothing is computed or rendered twice. As soon as a slot is free the next attempt starts in
-it: slow episodes do not hold up the others. What the policy reads is appended to its tokens (`ChatTemplate`),
+A slot of the environments keeps an episode from its first message to its last, and the sampler knows the episode by
+that slot's number, so nothing is computed or rendered twice. There may be more of them than the sampler has slots: it
+parks episodes that wait for their environment. As soon as a slot is free the next attempt starts in it: slow episodes
+do not hold up the others. What the policy reads is appended to its tokens (`ChatTemplate`),
 what it samples is kept as sampled (`TokenLedger`), and no text is ever tokenised again.
 """
 
@@ -14,8 +15,9 @@ import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
-from tbx_envs.chat.interpretation import interpret
+from tbx_envs.chat.interpretation import interpret, schemas_of
 from tbx_envs.chat.ledger import TokenLedger
 from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.episode import Episode, FinishReason
@@ -62,10 +64,11 @@ class Stopwatch:
 
 @dataclasses.dataclass
 class _Live:
-    """An episode in progress: its attempt, its tokens, and how many turns were asked for."""
+    """An episode in progress: its attempt, its tokens, the schemas of its tools, and how many turns were asked for."""
 
     attempt: Attempt
     ledger: TokenLedger = dataclasses.field(default_factory=TokenLedger)
+    schemas: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     num_turns: int = 0
 
     def next_turn_key(self) -> tuple[str | int, ...]:
@@ -92,7 +95,7 @@ def run_attempts(
     limit ends its episode as truncated, and so does an answer that leaves no room for another token.
 
     Args:
-        sampler: with as many slots as `slots`, or more; all of them free.
+        sampler: without episodes of its own; it may have fewer slots than `slots`.
         params: of the policy; the same until the last episode ended.
         slots: of environments.
         chat: of the policy's tokenizer.
@@ -156,7 +159,7 @@ class _Table:
         """One dispatch of the sampler; what the policy did in each slot whose turn ended."""
         with self.stopwatch.running("policy"):
             turns = self.sampler.advance(self.params) if self.sampler.busy else []
-            return {turn.slot: self._action(turn) for turn in sorted(turns, key=lambda turn: turn.slot)}
+            return {turn.episode: self._action(turn) for turn in turns}
 
     def step(self, actions: Mapping[int, str | Turn]) -> None:
         """Let the environments of these slots step; `answer` takes what comes of it."""
@@ -187,7 +190,9 @@ class _Table:
         self.live.clear()
 
     def _open(self, slot: int, outcome: SlotOutcome) -> None:
-        ids = self.chat.opening(outcome.messages, self.slots.tools(slot))
+        tools = self.slots.tools(slot)
+        self.live[slot].schemas = schemas_of(tools)
+        ids = self.chat.opening(outcome.messages, tools)
         if not self._give(slot, ids):
             raise ConfigError(
                 f"the prompt of {self.live[slot].attempt.uid} has {len(ids)} tokens and an episode may have "
@@ -207,9 +212,10 @@ class _Table:
         return True
 
     def _action(self, turn: SampledTurn) -> str | Turn:
-        self.live[turn.slot].ledger.write(turn.tokens, turn.logps)
+        self.live[turn.episode].ledger.write(turn.tokens, turn.logps)
         text = self.chat.decode(turn.tokens)
-        return text if turn.stopped else interpret(text, truncated=True)
+        schemas = self.live[turn.episode].schemas
+        return interpret(text, self.chat.chat_format, truncated=not turn.stopped, schemas=schemas)
 
     def _finish(self, slot: int) -> Rollout:
         """The record of the episode that ended in `slot`, which is free afterwards."""

@@ -3,6 +3,9 @@
 Which log-probability belongs to a sampled token is a choice, made here once: that of the *whole* distribution at the
 sampling temperature, log_softmax(logits / T), also where top-k or top-p kept only some tokens. It is what the learner
 computes again from its own logits, so the ratio of the two is 1 when the parameters are the same.
+
+A draw is the largest of logits plus Gumbel noise, which is `jax.random.categorical` taken apart: the noise of several
+steps can be made at once, and a row at temperature 0 goes without.
 """
 
 from __future__ import annotations
@@ -12,31 +15,39 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 
+def gumbel_noise(key_b: Key[Array, "*b"], vocabulary: int) -> Float[Array, "*b v"]:
+    """Noise for one draw per key, a function of the key alone."""
+    noise = jax.vmap(lambda key: jax.random.gumbel(key, (vocabulary,), jnp.float32))(key_b.reshape(-1))
+    return noise.reshape(*key_b.shape, vocabulary)
+
+
 def sample(
-    key_b: Key[Array, "b"],
     logits_bv: Float[Array, "b v"],
+    temperature_b: Float[Array, "b"],
+    noise_bv: Float[Array, "b v"] | None,
     *,
-    temperature: float,
     top_k: int | None,
     top_p: float,
 ) -> tuple[Int[Array, "b"], Float[Array, "b"]]:
     """One token per row, and its log-probability.
 
     Args:
-        key_b: a key per row, so that a row's token does not depend on its neighbours.
         logits_bv: float32, before temperature.
-        temperature: divides the logits; 0 takes the most likely token, whose log-probability is then that at 1.
+        temperature_b: divides the logits; 0 takes the most likely token, whose log-probability is then that at 1.
+        noise_bv: from `gumbel_noise`, a key per row, so that a row's token does not depend on its neighbours. None
+            takes the most likely token in every row.
         top_k, top_p: as in `truncate`.
 
     Returns:
         Token ids, and log pi(token) in nats at the sampling temperature, without regard to truncation.
     """
-    if temperature == 0.0:
+    draws_b1 = (temperature_b > 0)[:, None]
+    logits_bv = logits_bv / jnp.where(draws_b1, temperature_b[:, None], 1.0)
+    if noise_bv is None:
         token_b = jnp.argmax(logits_bv, axis=-1)
     else:
-        logits_bv = logits_bv / temperature
         kept_bv = truncate(logits_bv, top_k=top_k, top_p=top_p)
-        token_b = jax.vmap(jax.random.categorical)(key_b, kept_bv)
+        token_b = jnp.argmax(kept_bv + jnp.where(draws_b1, noise_bv, 0.0), axis=-1)
     return token_b.astype(jnp.int32), logp_of(logits_bv, token_b)
 
 

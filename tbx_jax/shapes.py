@@ -13,7 +13,7 @@ LETTERS = {
     "t": "token positions being computed",
     "s": "token positions in the cache",
     "j": "token positions computed but not in the cache yet",
-    "m": "previous tokens whose embeddings are added (token shift)",
+    "m": "previous tokens that are still seen: by token shift, or by a delta layer's convolution",
     "l": "layers",
     "d": "model width",
     "n": "query heads, k * r",
@@ -23,6 +23,15 @@ LETTERS = {
     "h": "width of one head",
     "f": "feed-forward width",
     "v": "vocabulary",
+    "o": "a query beside its output gate, 2 * h (hybrid models)",
+    "e": "delta layers before each attention layer (hybrid models; the rest is about delta layers)",
+    "c": "channels of the convolution: queries, keys and values",
+    "w": "taps of the convolution",
+    "u": "heads, each with a memory",
+    "x": "width of a key: rows of a memory",
+    "y": "width of a value: columns of a memory",
+    "a": "chunks of t in the delta rule",
+    "i": "token positions in such a chunk; j is the earlier of two",
 }
 
 

@@ -27,9 +27,11 @@ import numpy as np
 
 from tbx_envs.campaign_files import write_json
 from tbx_envs.chat.template import ChatTemplate
+from tbx_envs.datasets.guard import MARK, benchmark_uids, is_marked_policy
 from tbx_envs.episode import FinishReason
 from tbx_envs.errors import ConfigError, EnvironmentFault
 from tbx_envs.pool import load_pool, refuse_heldout
+from tbx_envs.provenance import mark_provenance
 from tbx_envs.task_lists import select_tasks
 from tbx_envs.vector import EpisodeSlots
 from tbx_jax.advantages import group_advantages
@@ -38,6 +40,7 @@ from tbx_jax.checkpoint import Checkpoints, Progress, refuse_changed_config
 from tbx_jax.compilation import enable_compilation_cache
 from tbx_jax.config import AlgoConfig, TrainConfig
 from tbx_jax.console import StepLines
+from tbx_jax.environments import environment_options, opened_endpoints
 from tbx_jax.groups import Collected, Group, collect_groups
 from tbx_jax.learner import LearnerState, build_learner
 from tbx_jax.losses import PolicyMetrics
@@ -45,7 +48,7 @@ from tbx_jax.metrics_log import MetricsLog, read_metrics
 from tbx_jax.plan import TaskPlan
 from tbx_jax.rollout import Stopwatch, run_attempts
 from tbx_jax.sampler import Sampler
-from tbx_jax.weights import load_policy, save_policy
+from tbx_jax.weights import load_policy, policy_folder, save_policy
 
 
 def run(config: TrainConfig) -> dict[str, Any]:
@@ -62,11 +65,10 @@ def run(config: TrainConfig) -> dict[str, Any]:
         EnvironmentFault: too many attempts were void; the last checkpoint stays.
     """
     enable_compilation_cache()
-    slots = EpisodeSlots(config.sampling.slots)
-    try:
-        return train(config, tasks_to_train_on(config), slots)
-    finally:
-        slots.close()
+    with opened_endpoints(judge=config.judge, user=config.user) as endpoints:
+        options = environment_options(config.environment, config.judge, config.user, endpoints)
+        with contextlib.closing(EpisodeSlots(config.sampling.episodes_in_flight, **options)) as slots:
+            return train(config, tasks_to_train_on(config), slots)
 
 
 def tasks_to_train_on(config: TrainConfig) -> tuple[str, ...]:
@@ -86,13 +88,14 @@ def tasks_to_train_on(config: TrainConfig) -> tuple[str, ...]:
                 f"none of the {len(pool.uids)} tasks in {config.pool} is among tasks={config.tasks} ({len(chosen)} "
                 f"tasks). Choose tasks that the pool has, or another pool."
             )
-    refuse_heldout(uids)
+    refuse_heldout(uids, train_on_benchmark=config.train_on_benchmark_and_mark_results)
     return uids
 
 
 def train(config: TrainConfig, uids: Sequence[str], slots: EpisodeSlots) -> dict[str, Any]:
     """`run` on given tasks and environments."""
     output = pathlib.Path(config.output_dir)
+    marks = {MARK: True} if benchmark_uids(uids) or is_marked_policy(policy_folder(config.policy)) else {}
     algo, sampling, optim = config.algo, config.sampling, config.optim
 
     model, params, tokenizer = load_policy(config.policy)
@@ -116,6 +119,9 @@ def train(config: TrainConfig, uids: Sequence[str], slots: EpisodeSlots) -> dict
         log = MetricsLog(output / "metrics.jsonl", last_step=progress.step)
         stack.enter_context(contextlib.closing(log))
         lines.say(f"{len(uids)} tasks, policy {config.policy}: {progress.step} of {config.steps} steps are done")
+        for mark in marks:
+            lines.say(f"every result is marked {mark}")
+            mark_provenance(output, mark)
         try:
             for step in range(progress.step + 1, config.steps + 1):
                 watch = Stopwatch()
@@ -134,7 +140,7 @@ def train(config: TrainConfig, uids: Sequence[str], slots: EpisodeSlots) -> dict
                     with watch.running("update"):
                         state, figures = learner.update(state, batch) if collected.groups else (state, None)
                     progress = dataclasses.replace(progress, step=step, position=collected.position)
-                    row = metrics_of(step, collected, batch, figures, watch.seconds)
+                    row = metrics_of(step, collected, batch, figures, watch.seconds) | marks
                     log.write(row)
                     lines.step(row)
                     if step % config.checkpoint_every == 0 or step == config.steps:
@@ -142,8 +148,8 @@ def train(config: TrainConfig, uids: Sequence[str], slots: EpisodeSlots) -> dict
         except (KeyboardInterrupt, EnvironmentFault):
             checkpoints.save(state, progress)
             raise
-    save_policy(output / "policy", model, state.params, tokenizer)
-    summary = summary_of(read_metrics(output / "metrics.jsonl"), config)
+    save_policy(output / "policy", model, state.params, tokenizer, marked=bool(marks))
+    summary = summary_of(read_metrics(output / "metrics.jsonl"), config) | marks
     write_json(output / "summary.json", summary)
     lines.say(f"policy written to {output / 'policy'}")
     return summary

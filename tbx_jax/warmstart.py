@@ -22,11 +22,12 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
 
+from tbx_envs.chat.chatml import CHATML_COMPACT
 from tbx_envs.chat.ledger import TokenLedger
 from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.domains import Domain, load_domain
 from tbx_envs.episode import Episode
-from tbx_envs.errors import DomainError
+from tbx_envs.errors import ConfigError, DomainError, did_you_mean
 from tbx_envs.messages import Message, Turn
 from tbx_envs.policies import Attempt
 from tbx_envs.policies.scripted import ScriptedPlayer
@@ -35,10 +36,10 @@ from tbx_jax.batching import Batch, build_batch, length_buckets
 from tbx_jax.config import WarmstartConfig
 from tbx_jax.keys import key_for
 from tbx_jax.learner import Learner, LearnerState, build_learner
-from tbx_jax.models import build
+from tbx_jax.models import Model, Params, build
 from tbx_jax.nano_tokenizer import train_tokenizer
 from tbx_jax.trajectory import Trajectory, trajectory_of
-from tbx_jax.weights import save_policy
+from tbx_jax.weights import load_policy, save_policy
 
 FIRST_FRESH = 100_000  # frozen tasks have three digits; no domain freezes so many
 DEMONSTRATIONS_PER_TASK = 2  # making a world costs more than playing in it once more
@@ -51,10 +52,11 @@ def run(config: WarmstartConfig) -> dict[str, Any]:
     """Makes the policy folder `output_dir/policy`; returns what was measured on the way (also `warmstart.json`)."""
     started = time.monotonic()
     output = Path(config.output_dir)
-    episodes = list(demonstrations(load_domain(config.domain), config.demonstrations, config.lapse, config.seed))
+    domain = load_domain(config.domain)
+    episodes = list(demonstrations(domain, config.demonstrations, config.lapse, config.seed, config.families))
     passed = float(np.mean([episode.passed for episode in episodes]))
     console.print(f"{len(episodes)} demonstrations, {passed:.1%} of them pass their check")
-    tokenizer = train_tokenizer(_said(episodes), vocabulary=config.vocabulary)
+    model, params, tokenizer = _beginning(config, episodes)
     chat = ChatTemplate(tokenizer)
     trajectories = [demonstrated(chat, episode) for episode in episodes]
     lengths = np.array([len(trajectory) for trajectory in trajectories])
@@ -63,7 +65,7 @@ def run(config: WarmstartConfig) -> dict[str, Any]:
         f"{len(tokenizer)} tokens in the vocabulary; {lengths.mean():.0f} in an episode "
         f"(longest {lengths.max()}), {share:.0%} of them the agent's"
     )
-    state, learner, figures = _train(config, trajectories, tokenizer)
+    state, learner, figures = _train(config, trajectories, model, params)
     save_policy(output / "policy", learner.model, state.params, tokenizer)
     summary = {
         "demonstrations": len(episodes),
@@ -80,13 +82,33 @@ def run(config: WarmstartConfig) -> dict[str, Any]:
     return summary
 
 
-def demonstrations(domain: Domain, number: int, lapse: float, seed: int) -> Iterator[Episode]:
+def _beginning(config: WarmstartConfig, episodes: Sequence[Episode]) -> tuple[Model, Params, PreTrainedTokenizerBase]:
+    """What is trained: a new model with a tokenizer of its own, or a policy that is there."""
+    if config.policy is None:
+        tokenizer = train_tokenizer(_said(episodes), vocabulary=config.vocabulary)
+        return *build(config.model, len(tokenizer), key_for(config.seed, "parameters")), tokenizer
+    model, params, tokenizer = load_policy(config.policy)
+    if config.chat_template == "compact":
+        tokenizer.chat_template = CHATML_COMPACT
+    return model, params, tokenizer
+
+
+def demonstrations(
+    domain: Domain, number: int, lapse: float, seed: int, families: Sequence[str] | None = None
+) -> Iterator[Episode]:
     """`number` episodes of the scripted agent on fresh tasks, families in turn.
 
     Raises:
+        ConfigError: the domain has no such family.
         DomainError: a demonstration was void; a scripted agent and a scripted user have no reason to fail.
     """
-    families = list(domain.families)
+    unknown = [name for name in families or () if name not in domain.families]
+    if unknown:
+        near = did_you_mean(unknown[0], domain.families)
+        raise ConfigError(
+            f"domain {domain.name} has no family '{unknown[0]}'.{near} It has: {', '.join(domain.families)}."
+        )
+    families = list(domain.families) if families is None else list(families)
     attempts = []
     for index in range(number):
         family = families[index % len(families)]
@@ -136,19 +158,24 @@ def _said(episodes: Iterable[Episode]) -> Iterator[str]:
 
 
 def _train(
-    config: WarmstartConfig, trajectories: Sequence[Trajectory], tokenizer: PreTrainedTokenizerBase
+    config: WarmstartConfig, trajectories: Sequence[Trajectory], model: Model, params: Params
 ) -> tuple[LearnerState, Learner, dict[str, float | int]]:
     order = rng(config.seed, "held back").sample(range(len(trajectories)), len(trajectories))
     num_measured = max(1, int(MEASURED_SHARE * len(order)))
     measured = [trajectories[i] for i in order[:num_measured]]
     trained = [trajectories[i] for i in order[num_measured:]]
-    buckets = length_buckets(config.model.max_length)
+    longest = max(map(len, trajectories))
+    if longest > model.config.max_length:
+        raise ConfigError(
+            f"a demonstration has {longest} tokens and the model takes {model.config.max_length}. Choose a shorter "
+            f"chat_template, other families, or a model with a longer max_length."
+        )
+    buckets = length_buckets(model.config.max_length)
     steps = [
         batch
         for epoch in range(config.epochs)
         for batch in _batches(trained, config.batch_tokens, buckets, derive(config.seed, "epoch", epoch))
     ]
-    model, params = build(config.model, len(tokenizer), key_for(config.seed, "parameters"))
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
     console.print(f"{num_parameters:,} parameters, {len(steps)} steps of about {config.batch_tokens} tokens")
     learner = build_learner(model, optim=config.optim, mesh=config.mesh, num_steps=len(steps))

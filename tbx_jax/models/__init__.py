@@ -17,9 +17,11 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tbx_envs.errors import ShapeError
-from tbx_jax.cache import NO_TOKEN, Cache, append
+from tbx_jax.cache import NO_TOKEN, Cache, append, states_of
 from tbx_jax.config import ModelConfig
-from tbx_jax.models.decoder import Cached, Decoder, Fresh
+from tbx_jax.models.attention import Cached, Fresh
+from tbx_jax.models.decoder import Decoder
+from tbx_jax.models.hybrid import HybridDecoder, empty_buffer
 
 Params = dict[str, Any]
 
@@ -56,8 +58,13 @@ def build(config: ModelConfig, vocabulary: int, key: jax.Array) -> tuple[Model, 
 
 def abstract(config: ModelConfig, vocabulary: int) -> tuple[Model, Params]:
     """The same without numbers: `jax.ShapeDtypeStruct` in place of arrays."""
-    graphdef, state = nnx.split(Decoder(config, vocabulary), nnx.Param)
+    graphdef, state = nnx.split(_describe(config, vocabulary), nnx.Param)
     return Model(config, vocabulary, graphdef), nnx.to_pure_dict(state)
+
+
+def _describe(config: ModelConfig, vocabulary: int) -> Decoder:
+    """The decoder of this configuration, its parameters described only."""
+    return HybridDecoder(config, vocabulary) if config.hybrid else Decoder(config, vocabulary)
 
 
 def parameter_letters(model: Model) -> Params:
@@ -65,9 +72,27 @@ def parameter_letters(model: Model) -> Params:
     return _each_parameter(model, lambda parameter: parameter.letters)
 
 
+def compute_params(model: Model, params: Params) -> Params:
+    """The parameters in the compute type: what sampling needs, and half the memory in bfloat16. Same results.
+
+    Every use of a matrix rounds it to the compute type anyway; what is used in float32 (vectors of norms and decays)
+    stays as it is.
+    """
+    return jax.tree.map(
+        lambda leaf, letters: leaf.astype(model.config.dtype) if _is_matrix(letters) else leaf,
+        params,
+        parameter_letters(model),
+    )
+
+
+def _is_matrix(letters: str) -> bool:
+    """True for parameters that are rounded to the compute type before each use."""
+    return len(set(letters.split()) - {"l", "e"}) > 1
+
+
 def _each_parameter(model: Model, function: Callable[[nnx.Param], Any]) -> Params:
     """What `function` makes of each parameter's description, in the structure of the parameters."""
-    state = nnx.state(Decoder(model.config, model.vocabulary), nnx.Param)
+    state = nnx.state(_describe(model.config, model.vocabulary), nnx.Param)
     return nnx.to_pure_dict(jax.tree.map(function, state, is_leaf=lambda leaf: isinstance(leaf, nnx.Param)))
 
 
@@ -109,12 +134,12 @@ def apply(
         return _full(decoder, model, tokens_bt, segments_bt, remat), None
     if segments_bt is not None:
         raise ShapeError("segments_bt packs several sequences in a row, and a row of a cache is one; leave one out")
-    hidden_btd, fresh = with_cache(model, params, tokens_bt, cache, attend_length)
     if valid_bt is None:
         num_new_b = jnp.full(tokens_bt.shape[:1], tokens_bt.shape[1], jnp.int32)
     else:
         num_new_b = jnp.sum(valid_bt, axis=1, dtype=jnp.int32)
-    return hidden_btd, append(cache, fresh.keys_lbjkh, fresh.values_lbjkh, tokens_bt, num_new_b)
+    hidden_btd, fresh = with_cache(model, params, tokens_bt, cache, attend_length, num_new_b=num_new_b)
+    return hidden_btd, append_fresh(cache, fresh, tokens_bt, num_new_b)
 
 
 def _full(
@@ -127,9 +152,10 @@ def _full(
     """The pass without a cache."""
     b, t = tokens_bt.shape
     place_t = jnp.arange(t)
-    attends_btj = place_t[None, :, None] >= place_t[None, None, :]
+    attends_btj = None
     position_bt = place_t[None, :]
     if segments_bt is not None:
+        attends_btj = place_t[None, :, None] >= place_t[None, None, :]
         attends_btj = attends_btj & (segments_bt[:, :, None] == segments_bt[:, None, :])
         starts_bt = jnp.pad(segments_bt[:, 1:] != segments_bt[:, :-1], ((0, 0), (1, 0)), constant_values=True)
         position_bt = position_bt - jax.lax.cummax(jnp.where(starts_bt, position_bt, 0), axis=1)
@@ -145,11 +171,14 @@ def with_cache(
     cache: Cache,
     attend_length: int | None,
     slot_b: Int[Array, "b"] | None = None,
+    num_new_b: Int[Array, "b"] | None = None,
 ) -> tuple[Float[Array, "b t d"], Fresh]:
     """Hidden states, keys and values of tokens that follow rows of `cache`; the cache itself is only read.
 
     Args:
         slot_b: the row of the cache that each row of tokens follows; None is every row in order.
+        num_new_b: how many tokens of each row count, from the left; None is all. The states of delta layers that are
+            returned are those after them; keys and values of the others are computed, and not to be kept.
     """
     place_t = jnp.arange(tokens_bt.shape[1])
     length_b, recent_bm = cache.length_b, cache.recent_bm
@@ -160,10 +189,33 @@ def with_cache(
         tokens_bt,
         recent_bm,
         length_b[:, None] + place_t[None, :],
-        place_t[None, :, None] >= place_t[None, None, :],
+        None,
+        valid_bt=None if num_new_b is None else place_t[None, :] < num_new_b[:, None],
+        fresh=fresh_buffer(model, cache, tokens_bt.shape[1], slot_b) if model.config.hybrid else None,
         cached=cached,
         attends_bs=attends_bs,
     )
+
+
+def fresh_buffer(model: Model, cache: Cache, steps: int, slot_b: Int[Array, "b"] | None = None) -> Fresh:
+    """Room for the keys and values of `steps` tokens that follow rows of `cache`, and the rows' states.
+
+    Several steps of decoding share it, each with `at=step` and, as `valid_bt`, which rows still write; in the end
+    `append_fresh` puts it into the cache.
+    """
+    rows = cache.num_slots if slot_b is None else slot_b.shape[0]
+    return empty_buffer(model.config, rows, steps)._replace(states=states_of(cache, slot_b))
+
+
+def append_fresh(
+    cache: Cache,
+    fresh: Fresh,
+    tokens_bj: Int[Array, "b j"],
+    num_new_b: Int[Array, "b"],
+    slot_b: Int[Array, "b"] | None = None,
+) -> Cache:
+    """`tbx_jax.cache.append` of all that was computed freshly."""
+    return append(cache, fresh.keys_lbjkh, fresh.values_lbjkh, tokens_bj, num_new_b, slot_b, fresh.states)
 
 
 def readable(

@@ -55,23 +55,46 @@ def _heads(x, weight):
     ]
 
 
-def _rotate(x, place, theta):
+def _rotate(x, place, config):
     half = len(x) // 2
     out = list(x)
     for i in range(half):
-        angle = place * theta ** (-2 * i / len(x))
+        angle = place * _frequency(config, i, len(x))
         out[i] = x[i] * math.cos(angle) - x[i + half] * math.sin(angle)
         out[i + half] = x[i + half] * math.cos(angle) + x[i] * math.sin(angle)
     return out
 
 
+def _frequency(config, i, width):
+    """Of pair i; Llama 3.1 speaks of wave lengths: long ones are stretched, short ones not, between them a mixture."""
+    frequency = config.rope_theta ** (-2 * i / width)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequency
+    length = 2 * math.pi / frequency
+    if length > scaling.original_length / scaling.low_freq_factor:
+        return frequency / scaling.factor
+    if length < scaling.original_length / scaling.high_freq_factor:
+        return frequency
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = (scaling.original_length / length - low) / (high - low)
+    return (1 - kept) * frequency / scaling.factor + kept * frequency
+
+
+def _projected(config, layer, name, x):
+    heads = _heads(x, layer[name])
+    if config.qkv_bias:
+        heads = [_add(head, bias) for head, bias in zip(heads, layer[f"{name}_bias"], strict=True)]
+    return heads
+
+
 def _attend(config, layer, normed):
-    queries, keys, values = ([_heads(x, layer[name]) for x in normed] for name in ("query", "key", "value"))
+    queries, keys, values = ([_projected(config, layer, name, x) for x in normed] for name in ("query", "key", "value"))
     if config.qk_norm:
         queries = [[_norm(head, layer["query_norm"], config.norm_eps) for head in heads] for heads in queries]
         keys = [[_norm(head, layer["key_norm"], config.norm_eps) for head in heads] for heads in keys]
-    queries = [[_rotate(head, place, config.rope_theta) for head in heads] for place, heads in enumerate(queries)]
-    keys = [[_rotate(head, place, config.rope_theta) for head in heads] for place, heads in enumerate(keys)]
+    queries = [[_rotate(head, place, config) for head in heads] for place, heads in enumerate(queries)]
+    keys = [[_rotate(head, place, config) for head in heads] for place, heads in enumerate(keys)]
     outputs = []
     for place in range(len(normed)):
         out = [0.0] * config.width

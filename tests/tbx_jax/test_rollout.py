@@ -46,17 +46,17 @@ class Recorder(Sampler):
         turns = super().advance(params)
         for turn in turns:
             written = zip(turn.tokens, turn.logps, strict=True)
-            self.heard[self.at[turn.slot]] += [(token, True, logp) for token, logp in written]
+            self.heard[self.at[turn.episode]] += [(token, True, logp) for token, logp in written]
         return turns
 
 
 class Scene:
     """A tiny policy at a table of `slots` slots."""
 
-    def __init__(self, slots=20, breaks=lambda uid, seed: False, max_turn_tokens=60):
+    def __init__(self, slots=20, breaks=lambda uid, seed: False, max_turn_tokens=60, in_flight=None):
         self.model, self.params, tokenizer = build_tiny()
         self.chat = ChatTemplate(tokenizer)
-        self.slots = ParitySlots(slots, breaks)
+        self.slots = ParitySlots(in_flight or slots, breaks)
         sampling = SAMPLING.model_copy(
             update={"slots": slots, "max_turn_tokens": max_turn_tokens, "max_episode_tokens": ROOM}
         )
@@ -115,6 +115,20 @@ def test_an_episode_does_not_depend_on_how_many_slots_there_are(played):
     other = {key(rollout): rollout for rollout in Scene(slots=3).run()}
     for rollout in rollouts:
         assert rollout.trajectory.tokens_t.tolist() == other[key(rollout)].trajectory.tokens_t.tolist()
+
+
+def test_episodes_that_outnumber_the_samplers_slots_write_the_same_and_are_parked(played):
+    _, rollouts = played
+    scene = Scene(slots=3, in_flight=8)
+    parked = []
+    advance = scene.sampler.advance
+    scene.sampler.advance = lambda params: parked.append(scene.sampler.num_parked) or advance(params)
+    others = {key(rollout): rollout for rollout in scene.run()}
+    assert max(parked) > 0 and scene.sampler.num_parked == 0
+    for rollout in rollouts:
+        other = others[key(rollout)].trajectory
+        assert rollout.trajectory.tokens_t.tolist() == other.tokens_t.tolist()
+        np.testing.assert_allclose(rollout.trajectory.logp_behavior_t, other.logp_behavior_t, atol=1e-5)
 
 
 def test_a_turn_cut_off_by_a_limit_ends_its_episode_as_truncated():

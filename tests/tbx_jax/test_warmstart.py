@@ -6,14 +6,36 @@ import json
 
 import numpy as np
 import pytest
+from tiny_policy import build_tiny
 
+from tbx_envs.chat.chatml import CHATML_COMPACT
 from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.domains import load_domain
+from tbx_envs.errors import ConfigError
 from tbx_envs.messages import Turn, to_chat
 from tbx_jax.config import MeshConfig, ModelConfig, OptimConfig, WarmstartConfig
 from tbx_jax.nano_tokenizer import train_tokenizer
 from tbx_jax.warmstart import FIRST_FRESH, demonstrated, demonstrations, run
-from tbx_jax.weights import load_policy
+from tbx_jax.weights import load_policy, save_policy
+
+MODEL = ModelConfig(
+    num_layers=1,
+    width=16,
+    num_heads=2,
+    num_kv_heads=1,
+    head_width=8,
+    mlp_width=32,
+    rope_theta=10000.0,
+    rope_scaling=None,
+    norm_eps=1e-6,
+    tie_embeddings=True,
+    qk_norm=True,
+    qkv_bias=False,
+    hybrid=None,
+    token_shift=1,
+    max_length=512,
+    dtype="float32",
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,39 +71,58 @@ def test_a_demonstration_is_the_template_of_its_whole_transcript_and_only_turns_
         assert [list(ids) for ids in trained] == [chat.policy_turn(turn) for turn in turns]
 
 
-def test_a_tiny_warm_start_learns_and_writes_a_policy_that_loads(tmp_path):
-    config = WarmstartConfig(
-        model=ModelConfig(
-            num_layers=1,
-            width=16,
-            num_heads=2,
-            num_kv_heads=1,
-            head_width=8,
-            mlp_width=32,
-            rope_theta=10000.0,
-            norm_eps=1e-6,
-            tie_embeddings=True,
-            qk_norm=True,
-            token_shift=1,
-            max_length=512,
-            dtype="float32",
-        ),
-        optim=OptimConfig(
-            learning_rate=0.02, b1=0.9, b2=0.95, weight_decay=0.0, clip_norm=1.0, warmup_steps=0, schedule="cosine"
-        ),
-        mesh=MeshConfig(axes={"fsdp": 1}, rules={}),
-        seed=0,
-        domain="clinic",
-        demonstrations=64,
-        lapse=0.3,
-        epochs=3,
-        batch_tokens=2048,
-        vocabulary=500,
-        output_dir=str(tmp_path),
+def warmstart_config(output_dir, **changes):
+    return WarmstartConfig(
+        **{
+            "model": MODEL,
+            "optim": OptimConfig(
+                learning_rate=0.02, b1=0.9, b2=0.95, weight_decay=0.0, clip_norm=1.0, warmup_steps=0, schedule="cosine"
+            ),
+            "mesh": MeshConfig(axes={"fsdp": 1}, rules={}),
+            "seed": 0,
+            "policy": None,
+            "chat_template": None,
+            "domain": "clinic",
+            "families": None,
+            "demonstrations": 64,
+            "lapse": 0.3,
+            "epochs": 3,
+            "batch_tokens": 2048,
+            "vocabulary": 500,
+            "output_dir": str(output_dir),
+            **changes,
+        }
     )
+
+
+def test_a_tiny_warm_start_learns_and_writes_a_policy_that_loads(tmp_path):
+    config = warmstart_config(tmp_path)
     summary = run(config)
     assert json.loads((tmp_path / "warmstart.json").read_text()) == summary
     # A policy that knows nothing has ln(vocabulary) nats a token.
     assert summary["heldback_loss"] < 0.7 * np.log(summary["vocabulary"])
     model, _, tokenizer = load_policy(str(tmp_path / "policy"))
     assert model.vocabulary == len(tokenizer) == summary["vocabulary"]
+
+
+def test_a_warm_start_goes_on_from_a_policy_with_its_tokenizer_and_another_template(tmp_path):
+    model, params, tokenizer = build_tiny()
+    save_policy(tmp_path / "first", model, params, tokenizer)
+    summary = run(
+        warmstart_config(
+            tmp_path / "second",
+            policy=str(tmp_path / "first"),
+            chat_template="compact",
+            families=("cancel_visit",),
+            demonstrations=16,
+            epochs=2,
+        )
+    )
+    after, _, kept = load_policy(str(tmp_path / "second" / "policy"))
+    assert (after.config, len(kept), kept.chat_template) == (model.config, len(tokenizer), CHATML_COMPACT)
+    assert summary["heldback_loss"] < 0.95 * np.log(len(kept))
+
+
+def test_a_family_that_a_domain_has_not_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"no family 'cancel_vist'\. Did you mean 'cancel_visit'"):
+        run(warmstart_config(tmp_path, families=("cancel_vist",)))

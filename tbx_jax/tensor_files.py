@@ -1,0 +1,176 @@
+"""Safetensors files: read in place, written one tensor after the other. Neither holds a second copy of the weights.
+
+Reading maps the files into memory, so only what is looked at is read, and gives its pages back when asked
+(`TensorFiles.forget`). A folder has one `model.safetensors`, or numbered parts with an index.
+
+Format: https://huggingface.co/docs/safetensors: 8 bytes of length, a JSON header, the bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import mmap
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import safetensors
+
+from tbx_envs.errors import CheckpointError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES: dict[str, np.dtype] = {
+    "F64": np.dtype("float64"),
+    "F32": np.dtype("float32"),
+    "F16": np.dtype("float16"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I64": np.dtype("int64"),
+    "I32": np.dtype("int32"),
+    "I16": np.dtype("int16"),
+    "I8": np.dtype("int8"),
+    "U8": np.dtype("uint8"),
+    "BOOL": np.dtype("bool"),
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+# Hub convention: parts of at most 5 GB.
+PART_BYTES = 5 * 10**9
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor to be written.
+
+    Attributes:
+        name: in the file.
+        shape: of the array that `array` makes.
+        dtype: to write; the array is cast.
+        array: makes it when its turn comes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    array: Callable[[], np.ndarray]
+
+    @property
+    def num_bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+class TensorFiles:
+    """The tensors of a folder, as views of its files.
+
+    Args:
+        folder: with one file, or parts and their index.
+
+    Raises:
+        CheckpointError: files that are missing or broken, or an index that names other tensors than its files have.
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._arrays: dict[str, np.ndarray] = {}
+        self._maps: list[mmap.mmap] = []
+        index = folder / INDEX
+        listed = _weight_map(index) if index.is_file() and not (folder / SINGLE).is_file() else None
+        for name in [SINGLE] if listed is None else sorted(set(listed.values())):
+            self._add(folder / name)
+        if listed is not None and set(listed) != set(self._arrays):
+            odd = sorted(set(listed) ^ set(self._arrays))
+            raise CheckpointError(f"{index}: {len(odd)} tensors are only in it or only in its files: {', '.join(odd)}")
+
+    def __iter__(self):
+        return iter(self._arrays)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arrays
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """A read-only view; looking at it reads the file."""
+        return self._arrays[name]
+
+    def described(self, name: str) -> tuple[np.dtype, tuple[int, ...]]:
+        """Type and shape, without reading."""
+        return self._arrays[name].dtype, self._arrays[name].shape
+
+    def forget(self) -> None:
+        """Gives back the memory of what was read; it is read again when looked at again."""
+        for mapped in self._maps:
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+    def _add(self, path: pathlib.Path) -> None:
+        try:
+            with safetensors.safe_open(path, framework="numpy"):
+                pass  # checks the header against the file's length
+            with open(path, "rb") as file:
+                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+                start = file.tell()
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            raise CheckpointError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
+        header.pop("__metadata__", None)
+        unknown = sorted({entry["dtype"] for entry in header.values()} - DTYPES.keys())
+        if unknown:
+            raise CheckpointError(f"{path}: tensors of type {', '.join(unknown)}; known: {', '.join(DTYPES)}")
+        self._maps.append(mapped)
+        for name, entry in header.items():
+            begin, end = (start + offset for offset in entry["data_offsets"])
+            dtype = DTYPES[entry["dtype"]]
+            whole = np.frombuffer(mapped, dtype, (end - begin) // dtype.itemsize, begin)
+            self._arrays[name] = whole.reshape(entry["shape"])
+
+
+def _weight_map(index: pathlib.Path) -> dict[str, str]:
+    try:
+        return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{index}: cannot be read: {type(error).__name__}: {error}") from error
+
+
+def write_tensors(folder: pathlib.Path, tensors: Sequence[Tensor]) -> None:
+    """Writes one file, or parts of up to `PART_BYTES` and their index."""
+    parts: list[list[Tensor]] = [[]]
+    for tensor in tensors:
+        if parts[-1] and sum(other.num_bytes for other in parts[-1]) + tensor.num_bytes > PART_BYTES:
+            parts.append([])
+        parts[-1].append(tensor)
+    if len(parts) == 1:
+        _write_part(folder / SINGLE, tensors)
+        return
+    weight_map = {}
+    for number, part in enumerate(parts, 1):
+        name = f"model-{number:05}-of-{len(parts):05}.safetensors"
+        _write_part(folder / name, part)
+        weight_map |= {tensor.name: name for tensor in part}
+    index = {"metadata": {"total_size": sum(tensor.num_bytes for tensor in tensors)}, "weight_map": weight_map}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_part(path: pathlib.Path, tensors: Iterable[Tensor]) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # the word that transformers asks for
+    # Widest types first, so that every tensor is aligned to its own width.
+    ordered = sorted(tensors, key=lambda tensor: -tensor.dtype.itemsize)
+    offset = 0
+    for tensor in ordered:
+        end = offset + tensor.num_bytes
+        header[tensor.name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with open(path, "wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for tensor in ordered:
+            array = np.ascontiguousarray(tensor.array(), dtype=tensor.dtype)
+            assert array.shape == tensor.shape, (tensor.name, array.shape, tensor.shape)
+            file.write(array.view(np.uint8).data if array.ndim else array.tobytes())
+        file.flush()
+        os.fsync(file.fileno())
