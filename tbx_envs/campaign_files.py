@@ -70,7 +70,7 @@ class CampaignLog:
 
 
 def _refuse_another(there: Mapping[str, Any], wanted: Mapping[str, Any], header: Path) -> None:
-    differing = [key for key in wanted if there.get(key) != wanted[key]]
+    differing = [key for key in {**wanted, **there} if there.get(key) != wanted.get(key)]
     if not differing:
         return
     lines = []
@@ -84,7 +84,7 @@ def _refuse_another(there: Mapping[str, Any], wanted: Mapping[str, Any], header:
                 f"asked for, {len(changed)} with another content{example}"
             )
         else:
-            lines.append(f"  {key}: there {there.get(key)!r}, asked for {wanted[key]!r}")
+            lines.append(f"  {key}: there {there.get(key)!r}, asked for {wanted.get(key)!r}")
     found = "\n".join(lines)
     raise ConfigError(f"{header} belongs to another campaign:\n{found}\nChoose another output_dir.")
 

@@ -28,7 +28,16 @@ from tbx_envs.backends.listing import domain_function_dicts
 from tbx_envs.chat.interpretation import interpret, schemas_of
 from tbx_envs.domains import Domain, load_domain
 from tbx_envs.episode import TERMINATED, CheckReport, Episode, Fault, FinishReason
-from tbx_envs.errors import ActionError, CheckFault, EnvironmentFault, UserFault, did_you_mean
+from tbx_envs.errors import (
+    ActionError,
+    CheckFault,
+    ConfigError,
+    EnvironmentFault,
+    TbxError,
+    ToolFault,
+    UserFault,
+    did_you_mean,
+)
 from tbx_envs.messages import (
     DONE_MARK,
     BadCall,
@@ -271,6 +280,8 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
     def _answer(self, turn: Turn) -> FinishReason | None:
         """Say what answers the turn; the reason when the episode ends with it."""
         limit = self.task.limits.agent_turns
+        if limit == 0:
+            return FinishReason.AGENT_LIMIT
         if turn.truncated:
             return FinishReason.TRUNCATED
         if turn.is_done:
@@ -312,7 +323,12 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         if isinstance(call, BadCall):
             self._usage["invalid_calls"] += 1
             return ToolResult(call.id, "", f"{call.problem}", "invalid"), None
-        answer = self._stage.call(call.name, call.arguments)
+        try:
+            answer = self._stage.call(call.name, call.arguments)
+        except TbxError:
+            raise
+        except Exception as error:  # the episode boundary: a session that crashes voids the episode
+            raise ToolFault(_unexpected(self.task, f"the call of {call.name}", error)) from error
         if answer.status != "ok":
             self._usage[f"{answer.status}_calls"] += 1
         return ToolResult(call.id, call.name, answer.text, answer.status), answer.direct
@@ -327,7 +343,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         self._usage["user_turns"] += 1
         try:
             text = user.answer(self.transcript)
-        except UserFault:
+        except (UserFault, ConfigError):  # a wrong key or address is no fault of one episode
             raise
         except Exception as error:  # the episode boundary: whatever a user raises voids the episode
             raise UserFault(_unexpected(self.task, "the simulated user", error)) from error
@@ -339,13 +355,14 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
     def _end(self, reason: FinishReason) -> None:
         """Run the check and end the episode."""
         assert self._stage is not None
+        self._finish_reason = reason
         try:
-            self._report, self._evidence = self._stage.check(self.transcript)
-        except EnvironmentFault:
+            self._evidence = self._stage.evidence(self.transcript)
+            self._report = self._stage.check(self.transcript, self._evidence)
+        except (EnvironmentFault, ConfigError):
             raise
         except Exception as error:  # the episode boundary: a check that crashes says neither yes nor no
             raise CheckFault(_unexpected(self.task, "the check", error)) from error
-        self._finish_reason = reason
         self._running = False
         self._leave_stage()
 

@@ -72,7 +72,7 @@ class Episode:
         attempt: number of the attempt at this task, from 0.
         seed: given to `reset`.
         transcript: everything said.
-        finish_reason: None for a void episode.
+        finish_reason: None for an episode that a fault cut short; one whose check failed has its reason.
         report: the check's report, None for a void episode.
         reward: 1.0 or 0.0 (or a check's finer score), None for a void episode.
         fault: None, or what broke.

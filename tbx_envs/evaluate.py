@@ -15,6 +15,7 @@ campaign again makes void rows again, since a fault (a server that was down) say
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -79,7 +80,7 @@ def run_campaign(
     wanted = [(uid, attempt) for uid in uids for attempt in range(attempts)]
     rows = log.rows
     retries = {key: rows[key]["retry"] + 1 if key in rows else 0 for key in wanted}
-    spent = {key: _spent(rows[key]) if key in rows else {} for key in wanted}  # on tries that were void
+    voids = {key: _voids(rows[key]) if key in rows else NO_VOIDS for key in wanted}
     pending = [key for key in wanted if key not in rows or rows[key]["passed"] is None]
     for round_number in range(max_void_retries + 1):
         final = round_number == max_void_retries
@@ -87,10 +88,10 @@ def run_campaign(
         pending = []
         for episode in _played(player, made):
             key = (episode.uid, episode.attempt)
-            row = campaign_row(episode, policy["name"], retries[key], fingerprint["tasks"][episode.uid], spent[key])
+            row = campaign_row(episode, policy["name"], retries[key], fingerprint["tasks"][episode.uid], voids[key])
             if row["passed"] is None and not final:
                 retries[key] += 1
-                spent[key] = _spent(row)
+                voids[key] = _voids(row)
                 pending.append(key)
                 continue
             log.append(row, episode)
@@ -131,20 +132,36 @@ def attempt_seed(seed: int, uid: str, attempt: int, retry: int) -> int:
     return derive(seed, "attempt", uid, attempt, retry)
 
 
-def _spent(row: Row) -> dict[str, int]:
-    """Tokens of a void try and of those before it: they were paid for, and nothing came of them."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class VoidTries:
+    """What is kept of the tries at an attempt that were void and made again.
+
+    Attributes:
+        usage: their tokens: they were paid for, and nothing came of them.
+        faults: kind and message of each.
+    """
+
+    usage: Mapping[str, int]
+    faults: tuple[str, ...]
+
+
+NO_VOIDS = VoidTries({}, ())
+
+
+def _voids(row: Row) -> VoidTries:
+    """Of a void try and of those before it."""
     tokens = {name: count for name, count in row["usage"].items() if name.endswith("_tokens")}
-    return {name: tokens.get(name, 0) + row["void_usage"].get(name, 0) for name in {**tokens, **row["void_usage"]}}
+    before = row.get("void_usage", {})
+    usage = {name: tokens.get(name, 0) + before.get(name, 0) for name in {**tokens, **before}}
+    return VoidTries(usage, (*row.get("void_faults", ()), f"{row['fault']}: {row['fault_message']}"))
 
 
-def campaign_row(
-    episode: Episode, policy_name: str, retry: int, content_hash: str, void_usage: Mapping[str, int] | None = None
-) -> Row:
+def campaign_row(episode: Episode, policy_name: str, retry: int, content_hash: str, voids: VoidTries = NO_VOIDS) -> Row:
     """The row of an episode.
 
     Args:
         retry: how often this attempt had been void before.
-        void_usage: tokens of those void tries.
+        voids: what is kept of those tries.
 
     Raises:
         CheckFault: the reward is neither the report's nor missing with a fault: it was not made by the environment.
@@ -157,7 +174,7 @@ def campaign_row(
     if not sound:
         raise CheckFault(
             f"task {episode.uid}: an episode with fault {episode.fault} came with reward {episode.reward}; "
-            f"wanted its report's, in [0, 1], for a clean one, None for a void one. Take rewards from the environment only."
+            f"wanted its report's, in [0, 1], for a clean one, None for a void one. Take rewards from the environment."
         )
     usage = {name: int(number) for name, number in episode.usage.items()}
     return {
@@ -168,13 +185,14 @@ def campaign_row(
         "reward": episode.reward,
         "fault": None if episode.fault is None else episode.fault.kind,
         "fault_message": None if episode.fault is None else episode.fault.message,
-        "finish_reason": None if episode.finish_reason is None else str(episode.finish_reason),
+        "finish_reason": None if episode.reward is None else str(episode.finish_reason),
         "seed": episode.seed,
         "retry": retry,
         "agent_turns": usage.pop("agent_turns", 0),
         "tool_calls": usage.pop("tool_calls", 0),
         "usage": usage,
-        "void_usage": dict(void_usage or {}),
+        "void_usage": dict(voids.usage),
+        "void_faults": list(voids.faults),
         "seconds": {part: float(number) for part, number in episode.seconds.items()},
         "content_hash": content_hash,
         "tbx": __version__,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tbx_envs.campaign_files import write_json
+from tbx_envs.errors import ConfigError
 from tbx_envs.version import __version__
 
 # What could change a number; each is named only where it is installed.
@@ -40,6 +42,20 @@ def write_provenance(folder: Path | str, config: Mapping[str, Any], command: Seq
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "run.json", record)
+
+
+@contextlib.contextmanager
+def provenance(folder: Path | str, config: Mapping[str, Any], command: Sequence[str]) -> Iterator[None]:
+    """`run.json` while and after a run; a run that is refused as configured leaves the one that was there before."""
+    path = Path(folder) / "run.json"
+    before = path.read_text(encoding="utf-8") if path.is_file() else None
+    write_provenance(folder, config, command)
+    try:
+        yield
+    except ConfigError:
+        if before is not None:
+            path.write_text(before, encoding="utf-8")
+        raise
 
 
 def mark_provenance(folder: Path | str, fact: str) -> None:

@@ -40,7 +40,7 @@ def regrade_campaign(
 ) -> list[Row]:
     """Grade every episode in `source` again and write rows and episodes beside `rows_path`.
 
-    Void episodes stay void. One whose check fails now is void with that fault.
+    Void episodes stay void, unless it was the check that failed. One whose check fails now is void with that fault.
 
     Args:
         source: folder of the campaign.
@@ -85,8 +85,11 @@ def regrade_campaign(
 
 
 def regraded(episode: Episode, options: StageOptions) -> Episode:
-    """The episode with the report of a check made now; void when that check fails. A void episode stays as it is."""
-    if episode.report is None:
+    """The episode with the report of a check made now; void when that check fails.
+
+    A void episode stays as it is, unless all that failed was its check: then what the check was given is there.
+    """
+    if episode.report is None and episode.evidence is None:
         return episode
     task = find_task(episode.uid)
     usage = dict(episode.usage)
@@ -98,7 +101,7 @@ def regraded(episode: Episode, options: StageOptions) -> Episode:
             usage |= asked
     except EnvironmentFault as fault:
         return dataclasses.replace(episode, report=None, reward=None, fault=Fault(fault.kind, str(fault)))
-    return dataclasses.replace(episode, report=report, reward=report.reward, usage=usage)
+    return dataclasses.replace(episode, report=report, reward=report.reward, fault=None, usage=usage)
 
 
 def _checked(task: DatasetTask, episode: Episode, options: StageOptions) -> tuple[CheckReport, dict[str, int]]:
@@ -133,6 +136,6 @@ def _replayed(task: Task, episode: Episode, options: StageOptions) -> CheckRepor
                     f"task {task.uid}: {call.name} ({call.id}) answers otherwise than when the episode was played, so "
                     f"it cannot be graded again. Then: {said.text[:200]!r}. Now: {answer.text[:200]!r}."
                 )
-        return stage.check(episode.transcript)[0]
+        return stage.check(episode.transcript, None)
     finally:
         stage.close()

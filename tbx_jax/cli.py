@@ -102,15 +102,15 @@ def _hydra(name: str, record_name: str, run: str) -> Callable[[Arguments], int]:
         def program(composed: Any) -> None:
             from hydra.core.hydra_config import HydraConfig
 
-            from tbx_envs.provenance import write_provenance
+            from tbx_envs.provenance import provenance
 
             for chatty in ("jax", "absl"):  # backends that are missing; every option of the checkpoint manager
                 logging.getLogger(chatty).setLevel(logging.WARNING)
             # Hydra gives each run of a sweep a folder of its own; the program knows only that one.
             composed.output_dir = HydraConfig.get().runtime.output_dir
             config = tbx_jax.config.validated(getattr(tbx_jax.config, record_name), composed)
-            write_provenance(config.output_dir, config.model_dump(mode="json"), ["tbx", name, *rest])
-            _imported(run)(config)
+            with provenance(config.output_dir, config.model_dump(mode="json"), ["tbx", name, *rest]):
+                _imported(run)(config)
 
         overrides = [given for given in rest if not given.startswith("-") and ("=" in given or given.startswith("~"))]
         options = [given for given in rest if given not in overrides]

@@ -49,8 +49,8 @@ def run_evaluation(config: EvaluateConfig) -> dict[str, Any]:
     """
     rows = _campaign(config, config.lapse) if config.regrade is None else _regraded(config, config.regrade)
     played, _ = load_rows(config.output_dir)
-    policy, k = played["policy"]["name"], played["attempts"]
-    summary = {"policy": policy, "seed": config.seed, "k": k, **summarize(rows, k, config.seed)}
+    policy, seed, k = played["policy"]["name"], played["seed"], played["attempts"]  # of a regraded one: the source's
+    summary = {"policy": policy, "seed": seed, "k": k, **summarize(rows, k, seed)}
     summary |= {MARK: True} if played["policy"].get(MARK) else {}
     summary |= _costs(config, rows, summary[f"observed_{k}_of_{k}"])
     write_json(Path(config.output_dir) / "summary.json", summary)

@@ -77,8 +77,13 @@ class Stage(Protocol):
         """Tokens so far of served models that play the user or judge, as counts for `Episode.usage`."""
         ...
 
-    def check(self, transcript: Transcript) -> tuple[CheckReport, Mapping[str, Any] | None]:
-        """What the check says, and the evidence with which it can be repeated (`Episode.evidence`)."""
+    def evidence(self, transcript: Transcript) -> Mapping[str, Any] | None:
+        """What the check needs beyond the transcript, so that it can be repeated (`Episode.evidence`); None where it
+        looks at a live world."""
+        ...
+
+    def check(self, transcript: Transcript, evidence: Mapping[str, Any] | None) -> CheckReport:
+        """What the check says."""
         ...
 
     def close(self) -> None:

@@ -6,7 +6,6 @@ among them, and its order means nothing. Reserved tools have no way in here.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -82,7 +81,7 @@ def _refuse_impossible(task: DatasetTask, session: ServerSession, served: list[S
 
 
 def _function_dict(name: str, description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": name, "description": description, "parameters": copy.deepcopy(dict(schema))}
+    function = {"name": name, "description": description, "parameters": json.loads(json.dumps(dict(schema)))}
     return {"type": "function", "function": function}
 
 
@@ -102,6 +101,6 @@ def _with_direct_response(answer: Answer, template: str) -> Answer:
     """The answer, and the words for the user that its JSON object fills into the template."""
     try:
         direct = template.format(**json.loads(answer.text))
-    except (TypeError, ValueError, LookupError, AttributeError):
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError):
         return Answer(_NO_DIRECT_RESPONSE, "refused")
     return Answer(answer.text, answer.status, direct=direct)

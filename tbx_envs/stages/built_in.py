@@ -66,8 +66,11 @@ class BuiltInStage:
     def usage(self) -> dict[str, int]:
         return user_usage(self.user)
 
-    def check(self, transcript: Transcript) -> tuple[CheckReport, Mapping[str, Any] | None]:
-        return check_state(self.world, self.template), None
+    def evidence(self, transcript: Transcript) -> Mapping[str, Any] | None:
+        return None
+
+    def check(self, transcript: Transcript, evidence: Mapping[str, Any] | None) -> CheckReport:
+        return check_state(self.world, self.template)
 
     def close(self) -> None:
         if self._lent:

@@ -74,8 +74,8 @@ class DatasetStage:
     def usage(self) -> dict[str, int]:
         return user_usage(self.user) | judge_usage(self._judge)
 
-    def check(self, transcript: Transcript) -> tuple[CheckReport, Mapping[str, Any] | None]:
-        evidence = {
+    def evidence(self, transcript: Transcript) -> Mapping[str, Any]:
+        return {
             "effects": self._session.effects(),
             "init_result": dict(self._session.init_result),
             "session_id": _NO_SESSION_ID,
@@ -83,7 +83,10 @@ class DatasetStage:
             "ends_turn": sorted(self.ends_turn),
             "metadata": {"replay_warnings": self._replay_warnings} if self._replay_warnings else {},
         }
-        return grade(self._task, transcript, evidence, self._judge, self._check_timeout_s, self._session), evidence
+
+    def check(self, transcript: Transcript, evidence: Mapping[str, Any] | None) -> CheckReport:
+        assert evidence is not None
+        return grade(self._task, transcript, evidence, self._judge, self._check_timeout_s, self._session)
 
     def close(self) -> None:
         self._session.close()

@@ -29,7 +29,8 @@ EXPLODE = Turn(calls=(ToolCall("", "explode", {}),))
 def assert_void(env, kind, words):
     episode = env.episode(2)
     assert episode.fault.kind == kind and words in episode.fault.message
-    assert (episode.reward, episode.report, episode.finish_reason, episode.passed) == (None, None, None, None)
+    assert (episode.reward, episode.report, episode.passed) == (None, None, None)
+    assert episode.finish_reason == ("done" if kind == "check" else None)
     assert (episode.uid, episode.attempt, episode.seed) == (env.task.uid, 2, 5)
     with pytest.raises(ActionError, match=r"is void.*call reset"):
         env.step("<DONE>")

@@ -4,7 +4,10 @@ import shutil
 import subprocess
 import sys
 
-from tbx_envs.provenance import library_versions, write_provenance
+import pytest
+
+from tbx_envs.errors import ConfigError
+from tbx_envs.provenance import library_versions, provenance, write_provenance
 from tbx_envs.version import __version__
 
 
@@ -53,3 +56,14 @@ def test_the_commit_is_the_packages_own_and_never_that_of_a_repository_around_it
     assert found() == head
     (copied / "version.py").write_text('__version__ = "9"\n')
     assert found() == head + "+"
+
+
+def test_a_run_that_is_refused_leaves_where_the_earlier_one_came_from(tmp_path):
+    with provenance(tmp_path, {"seed": 1}, ["tbx", "evaluate", "seed=1"]):
+        pass
+    with pytest.raises(ConfigError), provenance(tmp_path, {"seed": 2}, ["tbx", "evaluate", "seed=2"]):
+        raise ConfigError("another campaign is there")
+    assert json.loads((tmp_path / "run.json").read_text())["config"] == {"seed": 1}
+    with pytest.raises(ValueError), provenance(tmp_path, {"seed": 3}, ["tbx", "evaluate", "seed=3"]):
+        raise ValueError("began, and broke")
+    assert json.loads((tmp_path / "run.json").read_text())["config"] == {"seed": 3}

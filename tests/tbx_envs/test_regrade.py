@@ -32,6 +32,13 @@ def test_grading_again_gives_the_same_verdicts_as_the_first_time(tmp_path, playe
     assert load_rows(tmp_path / "again")[0]["regraded"] == {"judge": None}
 
 
+def test_another_campaign_does_not_go_on_where_episodes_were_graded_again(tmp_path):
+    campaign(tmp_path / "played", IdlePlayer(), UIDS[:1])
+    regrade_campaign(tmp_path / "played", tmp_path / "again" / "rows.jsonl")
+    with pytest.raises(ConfigError, match="regraded"):
+        campaign(tmp_path / "again", IdlePlayer(), UIDS[:1])
+
+
 def test_only_the_tasks_asked_for_are_graded_again(tmp_path):
     campaign(tmp_path / "played", IdlePlayer())
     again = regrade_campaign(tmp_path / "played", tmp_path / "again" / "rows.jsonl", uids=UIDS[1:2])

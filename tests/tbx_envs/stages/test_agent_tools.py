@@ -94,7 +94,7 @@ def test_a_direct_response_is_filled_with_the_result():
     assert (answer.text, answer.direct) == (json.dumps({"name": "a", "id": "7"}), "a has 7.")
 
 
-@pytest.mark.parametrize("text", ["no JSON", "[1]", "{}", "null", '{"id": {}}'])
+@pytest.mark.parametrize("text", ["no JSON", "[1]", "{}", "null", '{"id": {}}', "[" * 100_000])
 def test_a_result_that_fills_no_direct_response_is_an_error_for_the_agent_and_nothing_for_the_user(text):
     session = FakeSession("a")
     session.text = text

@@ -108,6 +108,11 @@ def test_episodes_can_be_graded_again_from_what_was_saved(played, tmp_path):
     without_judge = regrade_campaign(folder, tmp_path / "none" / "rows.jsonl", judge="none")
     faults = {row["uid"]: row["fault"] for row in without_judge if row["fault"]}
     assert faults == {"desk_list.yaml:trouble_dies": "tool", "rentals_main.py:test_friendly_answer": "check"}
+    # What only the check was at fault for can be graded again; what the tools were at fault for cannot.
+    with_judge = regrade_campaign(tmp_path / "none", tmp_path / "yes" / "rows.jsonl", judge="yes")
+    assert [(row["passed"], row["finish_reason"]) for row in with_judge] == [
+        (row["passed"], row["finish_reason"]) for row in rows
+    ]
 
 
 def test_gymnasium_makes_a_task_by_its_id():
