@@ -207,6 +207,17 @@ def _compare(rest: Arguments) -> None:
     print_comparison(compare_folders(given.first, given.second), (given.first, given.second))
 
 
+def _export(rest: Arguments) -> None:
+    parser = argparse.ArgumentParser("tbx export", description="Write a policy as a folder that other programs load.")
+    parser.add_argument("policy", help="a policy's folder, or a name such as smollm2")
+    parser.add_argument("folder", help="to write; a policy that is there is replaced")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the tensors; as they are by default")
+    given = parser.parse_args(rest)
+    from tbx_jax.weights import export_policy
+
+    print(export_policy(given.policy, given.folder, dtype=given.dtype))
+
+
 def _show(rest: Arguments) -> None:
     parser = argparse.ArgumentParser("tbx show", description="Transcripts of a campaign.")
     parser.add_argument("folder", help="output_dir of `tbx evaluate` or `tbx pool`")
@@ -240,6 +251,8 @@ COMMANDS: dict[str, tuple[str, Callable[[Arguments], int | None]]] = {
         "evaluate, choose a pool, train, evaluate again",
         _hydra("demo", "DemoConfig", "tbx_jax.demo:run"),
     ),
+    "export": ("write a policy as a folder that other programs load", _export),
+    "serve-policy": ("a policy as an OpenAI-compatible chat endpoint", _program("tbx_jax.policy_server:main")),
     "serve": ("answer the original's HTTP session API, on our server pool", _program("tbx_envs.serving.serve:main")),
     "report": ("the measures of a campaign", _report),
     "compare": ("two campaigns side by side", _compare),
