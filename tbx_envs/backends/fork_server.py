@@ -6,16 +6,16 @@ is not installed:
     python fork_server.py serve FD CONFIG    obey the control socket FD (below) until it ends
     python fork_server.py run CONFIG         be one session's process, with its clock set
 
-CONFIG is JSON: `{"module": name} | {"script": path} | {}`, `args`, `clock`. With a module or a script, `serve` imports
-it under its own name, so that everything the import does is done once. A session's process is then a fork in which the
-`if __name__ == "__main__":` block runs. Before the first session there is a rehearsal: a fork that is asked for its
-tools, to learn which modules a session imports late; those are imported here too.
+CONFIG is JSON: `{"module": name} | {"script": path} | {}`, `args`, `clock`, `look`. With a module or a script, `serve`
+imports it under its own name, so that everything the import does is done once (with `look`: only looks whether it is
+there). A session's process is then a fork in which the `if __name__ == "__main__":` block runs. Before the first
+session there is a rehearsal: a fork that is asked for its tools, to learn which modules a session imports late; those
+are imported here too.
 
 The control socket carries JSON lines. In: `{"start": number, "clock": ...}` or `{"start": number, "command": [...]}`,
 each with two descriptors, the session's socket (its stdin and stdout) and its stderr; `{"kill": pid}`. Out:
-`{"ready": "fork" | "run" | "no", "why": ...}` once, `{"started": number, "pid": ...}` or `{"failed": number, "why":
-...}`,
-`{"ended": pid, "status": wait status}`.
+`{"ready": "fork" | "run" | "no", "why": ..., "missing": bool}` once (missing: the server is not there),
+`{"started": number, "pid": ...}` or `{"failed": number, "why": ...}`, `{"ended": pid, "status": wait status}`.
 
 What holds: every process is the leader of a session of its own and is killed with its whole process group; none
 outlives this program (they die with it), and this program ends, and ends them, when the control socket does. So nothing
@@ -60,6 +60,10 @@ class CannotFork(Exception):
 
 class CannotStart(Exception):
     """The server cannot run at all; the message says why."""
+
+
+class NotFound(CannotStart):
+    """The server itself is not there, whatever it would import."""
 
 
 def main(arguments: list[str]) -> None:
@@ -127,6 +131,8 @@ def _locate(config: dict[str, Any]) -> tuple[str | None, str, str]:
         try:
             with open(file, "rb") as opened:
                 return None, importlib.util.decode_source(opened.read()), file
+        except FileNotFoundError as error:
+            raise NotFound(f"{file} is not there") from error
         except (OSError, SyntaxError, UnicodeDecodeError) as error:
             raise CannotFork(f"{file} cannot be read as Python source: {error}") from error
     name = config["module"]
@@ -137,13 +143,26 @@ def _locate(config: dict[str, Any]) -> tuple[str | None, str, str]:
             name += ".__main__"
             spec = importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
-        raise CannotStart(f"{error}, on sys.path {sys.path}") from error
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # a package that the server's own package imports
+        raise NotFound(f"{error}, on sys.path {sys.path}") from error
     if spec is None:
-        raise CannotStart(f"No module named {name!r}, on sys.path {sys.path}")
+        raise NotFound(f"No module named {name!r}, on sys.path {sys.path}")
     source = getattr(spec.loader, "get_source", lambda name: None)(name)
     if source is None or spec.origin is None:
         raise CannotFork(f"module {name} has no Python source")
     return name, source, spec.origin
+
+
+def _looked(config: dict[str, Any]) -> dict[str, Any]:
+    """The message `ready` of a program that only looks whether the server is there."""
+    try:
+        _locate(config)
+    except NotFound as reason:
+        return {"ready": "no", "why": str(reason), "missing": True}
+    except BaseException as error:  # the process's boundary: its package may raise anything, and it is there
+        return {"ready": "run", "why": str(error)}
+    return {"ready": "run"}
 
 
 def _find_modules_in(folder: str) -> None:
@@ -300,12 +319,15 @@ class _Server:
         if not self.config.get("module") and not self.config.get("script"):
             self._say(ready="run")
             return
+        if self.config.get("look"):
+            self._say(**_looked(self.config))
+            return
         try:
             self.program = _preloaded(self.config, self.control)
         except CannotFork as reason:
             self._say(ready="run", why=str(reason))
         except CannotStart as reason:
-            self._say(ready="no", why=str(reason))
+            self._say(ready="no", why=str(reason), missing=isinstance(reason, NotFound))
             os._exit(1)
         else:
             self._say(ready="fork")

@@ -150,12 +150,33 @@ class Launcher:
 
         Raises:
             ToolFault: the server cannot be imported, or no process could be made.
-            ConfigError: its command cannot be run.
+            ConfigError: its command cannot be run, or its module is not there.
         """
         program = await self._running_program()
         if self.how == "fork":
             return await program.start(self, {"clock": None if clock is None else dataclasses.asdict(clock)})
         return await program.start(self, {"command": _spawn_command(self.server, clock)})
+
+    async def reason_in_vain(self) -> ConfigError | None:
+        """Why a process that ended before it said anything can never be started: the server is not there.
+
+        Asked after the fact and of the same interpreter, since what an interpreter says of it on stderr is no
+        protocol. None where there is no such reason, and where the import has looked already.
+        """
+        python = python_program(self.server)
+        if python is None or self.how == "fork":
+            return None
+        try:
+            program = _Program(self.server, [python.interpreter, *python.options], {**python.config, "look": True})
+        except ConfigError as error:
+            return error
+        try:
+            ready = await program.ready
+        except ToolFault:
+            return None
+        finally:
+            await program.close()
+        return _not_found(self.server, python, ready["why"]) if ready.get("missing") else None
 
     def kill(self, pid: int) -> None:
         if self._program is not None:
@@ -208,6 +229,9 @@ class Launcher:
             raise
         if ready["ready"] == "no":
             await program.close()
+            if ready.get("missing"):
+                assert python is not None
+                raise _not_found(self.server, python, ready["why"])
             raise ToolFault(f"server '{self.server.name}' cannot start: {ready['why']}")
         if self.how == "fork" and ready["ready"] == "run":
             await program.close()
@@ -430,6 +454,24 @@ def python_program(server: ProcessServer) -> PythonProgram | None:
             script = os.path.join(server.cwd or os.getcwd(), part)
             return PythonProgram(interpreter, tuple(options), {"script": script, "args": rest})
     return None
+
+
+def _not_found(server: ProcessServer, python: PythonProgram, why: str) -> ConfigError:
+    """The error of a server that its interpreter does not find; trying again is in vain."""
+    if "script" in python.config:
+        what, remedy = "its script", "Correct its command or cwd in servers.yaml."
+    elif python.interpreter != server.python:
+        what = f"its module '{python.config['module']}'"
+        remedy = "Install the package of the servers there, or correct its command in servers.yaml."
+    else:
+        what = f"its module '{python.config['module']}'"
+        remedy = (
+            "Name an interpreter that has the packages of the servers: set TBX_SERVERS_PYTHON, or give "
+            "register_dataset(..., servers_python=)."
+        )
+    return ConfigError(
+        f"server '{server.name}' cannot start: {python.interpreter} does not find {what}. {remedy} It says: {why}"
+    )
 
 
 def _spawn_command(server: ProcessServer, clock: ClockSetting | None) -> list[str]:

@@ -21,7 +21,7 @@ from tbx_envs.backends.foreign_tools import Listing, listing_of
 from tbx_envs.backends.launcher import ClockSetting, Launcher, ServerProcess
 from tbx_envs.backends.servers_file import RemoteServer
 from tbx_envs.backends.wire import Wire
-from tbx_envs.errors import ConfigError, ToolFault
+from tbx_envs.errors import ConfigError, TbxError, ToolFault
 from tbx_envs.version import __version__
 
 _CLIENT = types.Implementation(name="tbx", version=__version__)
@@ -145,18 +145,26 @@ class ServerLink:
         finally:
             if self._wire is not None:
                 self._wire.close()
-            if not self._opened.done():
-                self._opened.set_exception(self.fault or ToolFault(f"server '{self.name}' was closed."))
-                self._opened.exception()  # it is no error that nobody waits for it any more
+            self._refuse(self.fault or ToolFault(f"server '{self.name}' was closed."))
 
     async def _explain(self, error: BaseException) -> None:
         """Keep as fault what ended the conversation."""
         cause = _innermost(error)
         if isinstance(cause, ToolFault | ConfigError) and not self._opened.done():
-            self._opened.set_exception(cause)
-            self._opened.exception()
-        elif self.fault is None:
+            self._refuse(cause)
+            return
+        if self.fault is None:
             await self._failed(f"failed: {type(cause).__name__}: {cause}")
+        if self._wire is not None and isinstance(self._how, Launcher) and not self._opened.done():
+            reason = await self._how.reason_in_vain()
+            if reason is not None:
+                self._refuse(reason)
+
+    def _refuse(self, error: TbxError) -> None:
+        """Say to whoever opens it why it cannot be."""
+        if not self._opened.done():
+            self._opened.set_exception(error)
+            self._opened.exception()  # it is no error that nobody waits for it any more
 
     @contextlib.asynccontextmanager
     async def _streams(self) -> AsyncIterator[tuple[Any, Any]]:

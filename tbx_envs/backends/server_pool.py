@@ -24,7 +24,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args
 
 from mcp.shared.exceptions import MCPError
 
@@ -42,7 +42,10 @@ from tbx_envs.backends.foreign_tools import (
 from tbx_envs.backends.launcher import ClockSetting, Launcher, Start
 from tbx_envs.backends.server_link import ServerLink
 from tbx_envs.backends.servers_file import RemoteServer, ServerSpec, require_servers
-from tbx_envs.errors import CheckFault, TbxError, ToolFault
+from tbx_envs.errors import CheckFault, ConfigError, TbxError, ToolFault
+
+if TYPE_CHECKING:
+    from tbx_envs.serving.search_service import SearchService
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,6 +53,10 @@ T = TypeVar("T")
 _TEARDOWN_S = 10.0  # at most; an episode's outcome is known by then
 _SLACK_S = 15.0  # beyond every other limit: then the pool's own thread is in trouble
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+class _ServiceGone(ToolFault):
+    """The search service that a session was opened with is no more, and what its servers kept there is lost."""
 
 
 class ServerPool:
@@ -63,6 +70,9 @@ class ServerPool:
         knowledge: give the servers the search service they expect, unless there is one.
         knowledge_port: where they expect it, on 127.0.0.1.
         always_first_part: of a result keep the first part only, as the original does (`result_text`).
+
+    Raises:
+        ConfigError: there is no such way to start servers.
     """
 
     def __init__(
@@ -76,6 +86,10 @@ class ServerPool:
         knowledge_port: int = 8108,
         always_first_part: bool = False,
     ) -> None:
+        if start not in get_args(Start):
+            raise ConfigError(
+                f"servers cannot be started by {start!r}. Give start one of {', '.join(get_args(Start))}."
+            )
         self.servers = dict(servers)
         self.call_timeout_s, self.start_timeout_s = call_timeout_s, start_timeout_s
         self.always_first_part = always_first_part
@@ -106,18 +120,28 @@ class ServerPool:
             ConfigError: a server is not in the file, or cannot be started as configured; trying again is in vain.
         """
         require_servers(self.servers, servers)
-        if self._knowledge_port is not None:
-            self._engine.ensure_search_service(self._knowledge_port)
-        session = PoolSession(self, session_id or uuid.uuid4().hex)
         setting = None if clock is None else ClockSetting(_nanoseconds(clock), clock_runs)
         specs = {name: self.servers[name] for name in dict.fromkeys(servers)}
         limit_s = self.start_timeout_s
+
+        def opened() -> PoolSession:
+            service = None if self._knowledge_port is None else self._engine.search_service(self._knowledge_port)
+            session = PoolSession(self, session_id or uuid.uuid4().hex, service)
+            try:
+                self._engine.run(lambda: session._open(specs, configs, setting, limit_s), limit_s)
+            except ToolFault as fault:
+                session.discard()
+                session._require_service(fault)
+                raise
+            except BaseException:
+                session.discard()
+                raise
+            return session
+
         try:
-            self._engine.run(lambda: session._open(specs, configs, setting, limit_s), limit_s)
-        except BaseException:
-            session.discard()
-            raise
-        return session
+            return opened()
+        except _ServiceGone:  # in the moment of opening; nobody has called anything yet
+            return opened()
 
     def close(self) -> None:
         """End all sessions, without teardown, and everything else that the pool has started."""
@@ -140,12 +164,13 @@ class PoolSession:
         tools, init_result: see `ServerSession`.
     """
 
-    def __init__(self, pool: ServerPool, session_id: str) -> None:
+    def __init__(self, pool: ServerPool, session_id: str, service: SearchService | None) -> None:
         self.session_id = session_id
         self.tools: tuple[ServedTool, ...] = ()
         self.init_result: Mapping[str, Mapping[str, Any]] = {}
         self._pool = pool
         self._engine = pool._engine
+        self._service = service
         self._links: dict[str, ServerLink] = {}
         self._owners: dict[str, str] = {}  # tool -> its server
         self._over = False
@@ -169,6 +194,8 @@ class PoolSession:
         except MCPError as error:
             return Answer(f"Error: {error}", "invalid")
         text = result_text(result, first_part_only=self._pool.always_first_part)
+        if result.is_error or '"error"' in text:  # it may be that of a search that found no service
+            self._require_service()
         return Answer(text, "refused" if result.is_error else "ok")
 
     def call_reserved(self, server: str, name: str, arguments: Mapping[str, Any]) -> Any:
@@ -205,6 +232,7 @@ class PoolSession:
                 effects[link.name] = effects_object(result)
             except ValueError as problem:
                 raise CheckFault(f"server '{link.name}': '{EFFECTS}' answered {problem}") from None
+        self._require_service()  # now, not before: it was there at the last call if it is there now
         return effects
 
     def close(self) -> None:
@@ -223,6 +251,22 @@ class PoolSession:
         self._end(politely=False)
 
     # --- inside -----------------------------------------------------------------------------------------------
+
+    def _require_service(self, cause: ToolFault | None = None) -> None:
+        """Without the search service that it was opened with, what this session's tools say is our failure: a
+        refused connection, or a policy that is not found, told as an ordinary answer.
+
+        Raises:
+            ToolFault: it has gone; so has the session.
+        """
+        if self._service is None or self._service.answers():
+            return
+        self.discard()
+        raise _ServiceGone(
+            f"the search service at {self._service.url}, which this session was opened with, has gone: the process "
+            f"that it belonged to has ended, or it was started anew. What the tools found there is lost. The episode "
+            f"is void and can be attempted again."
+        ) from cause
 
     def _run(self, make: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T:
         """What comes of a coroutine in the pool's thread; a fault ends the session, which is of no more use."""
@@ -303,7 +347,7 @@ class _Engine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._search_service: Any = None
+        self._search_service: SearchService | None = None
         self._launchers: dict[str, Launcher] = {}  # these three: in the loop's thread only
         self._links: set[ServerLink] = set()
         self._endings: set[asyncio.Task[None]] = set()
@@ -353,16 +397,20 @@ class _Engine:
             if self._loop is not None and not self._closed and self._pid == os.getpid():
                 self._loop.call_soon_threadsafe(self._finish_soon, list(links), politely)
 
-    def ensure_search_service(self, port: int) -> None:
-        """A search service for the servers: started with the first session, kept until the pool closes, and sought anew
-        when somebody else's, which was used instead, has gone."""
+    def search_service(self, port: int) -> SearchService | None:
+        """A search service that answers, for a session to be opened: started with the first one, kept until the pool
+        closes, and sought anew when somebody else's, which was used instead, has gone. None when the engine is not
+        ours."""
         from tbx_envs.serving.search_service import ensure_search_service
 
         with self._service_lock:
-            if self.is_ours and (self._search_service is None or not self._search_service.answers()):
+            if not self.is_ours:
+                return None
+            if self._search_service is None or not self._search_service.answers():
                 if self._search_service is not None:
                     self._search_service.close()
                 self._search_service = ensure_search_service(port=port)
+            return self._search_service
 
     def close(self) -> None:
         """End everything. In a forked child nothing is done: it is all the parent's."""

@@ -39,7 +39,7 @@ from tbx_envs.serving.search_collections import Collections, Refused
 
 HOST, PORT = "127.0.0.1", 8108
 MAX_BODY_BYTES = 32 * 2**20
-PROBE_TIMEOUT_S = 5.0
+PROBE_TIMEOUT_S = 15.0  # its process may be busy
 # A connection that a session keeps open and forgets; every one of them costs a thread.
 IDLE_TIMEOUT_S = 600.0
 NAME = "tbx"
@@ -63,8 +63,9 @@ class SearchService:
 
     def answers(self) -> bool:
         """Whether the same service still answers; collections of one that went away are lost."""
-        if self._stand_in is not None:
-            return self._process == os.getpid() and not self._stand_in.closed
+        stand_in = self._stand_in
+        if stand_in is not None:
+            return self._process == os.getpid() and stand_in.is_alive
         try:
             return _probe(self.host, self.port) == self.instance
         except ConfigError:
@@ -176,6 +177,10 @@ class _StandIn:
         )
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        return not self.closed and self._thread.is_alive()
+
     def close(self) -> None:
         self.closed = True
         self.server.shutdown()
@@ -213,6 +218,7 @@ class _Server(http.server.ThreadingHTTPServer):
     """Remembers its connections, so that it can end them: a handler waits in its connection for the next request."""
 
     request_queue_size = 1024
+    allow_reuse_port = False  # two stand-ins on one port would each answer some of the requests
     daemon_threads = True
 
     def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]) -> None:

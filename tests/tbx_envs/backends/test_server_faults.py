@@ -3,12 +3,13 @@
 import os
 import re
 import signal
+import sys
 import threading
 
 import pytest
 
 from tbx_envs.backends.server_pool import ServerPool
-from tbx_envs.errors import ToolFault
+from tbx_envs.errors import ConfigError, ToolFault
 
 LIMIT_S = 0.5  # where something is meant to hang; everything else has half a minute
 
@@ -145,13 +146,49 @@ def test_a_server_that_does_not_come_up_is_a_fault_within_the_limit(trouble_with
         pool.open({}, servers=["trouble"])
 
 
-def test_a_module_that_is_not_there_is_named(trouble_with, how):
-    server = trouble_with(command=("{python}", "-m", "bikeshop_servers.nothing"))
+NOT_THERE = {
+    "package": (("{python}", "-m", "nowhere.desk"), r"module 'nowhere.desk'\. .*TBX_SERVERS_PYTHON.*servers_python="),
+    "module": (("{python}", "-m", "bikeshop_servers.nothing"), r"module 'bikeshop_servers.nothing'\. .*TBX_SERVERS"),
+    "in_a_module": (("{python}", "-m", "bikeshop_servers.trouble.x"), r"module 'bikeshop_servers.trouble.x'"),
+    "main": (("{python}", "-m", "bikeshop_servers"), r"No module named 'bikeshop_servers.__main__'"),
+    "own": (("python3", "-m", "nowhere"), r"module 'nowhere'\. Install .* servers\.yaml"),
+    "script": (("{python}", "nowhere.py"), r"find its script\. Correct its command or cwd.*/nowhere\.py is not there"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_THERE)
+def test_a_server_that_is_not_there_is_an_error_of_configuration_that_says_what_to_do(
+    trouble_with, how, case, tmp_path
+):
+    command, told = NOT_THERE[case]
+    if case == "own":
+        (tmp_path / "python3").symlink_to(sys.executable)
+        command = (str(tmp_path / "python3"), *command[1:])
+    with ServerPool({"trouble": trouble_with(command=command)}, start=how, knowledge=False) as pool:
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=told) as caught:
+                pool.open({}, servers=["trouble"])
+            interpreter = command[0].format(python=sys.executable)
+            assert f"cannot start: {interpreter} does not find" in str(caught.value)
+
+
+@pytest.mark.parametrize("missing", ["nowhere", "desk.nowhere"])
+def test_a_module_that_the_server_imports_in_vain_is_a_fault_of_the_server(trouble_with, how, missing, tmp_path):
+    package = tmp_path / "desk"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"import {missing}\n")
+    (package / "server.py").write_text("if __name__ == '__main__':\n    pass\n")
+    server = trouble_with(command=("{python}", "-m", "desk.server"), cwd=str(tmp_path))
     with (
         ServerPool({"trouble": server}, start=how, knowledge=False) as pool,
-        pytest.raises(ToolFault, match=r"No module named .?bikeshop_servers.nothing"),
+        pytest.raises(ToolFault, match=rf"No module named '{missing}'"),
     ):
         pool.open({}, servers=["trouble"])
+
+
+def test_a_way_to_start_that_does_not_exist_is_an_error_of_configuration(trouble_with):
+    with pytest.raises(ConfigError, match=r"started by 'forked'. Give start one of fork, spawn"):
+        ServerPool({"trouble": trouble_with()}, start="forked")
 
 
 def test_a_fork_server_that_dies_takes_its_sessions_along_and_is_started_anew(trouble_with):
