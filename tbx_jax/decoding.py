@@ -163,7 +163,8 @@ def write(
 
 def _apart(stacked: R) -> list[R]:
     """Each layer of a tree of arrays whose first axis is layers."""
-    return [jax.tree.map(lambda leaf: leaf[layer], stacked) for layer in range(len(jax.tree.leaves(stacked)[0]))]
+    num_layers = len(jax.tree.leaves(stacked)[0])
+    return [jax.tree.map(lambda leaf: leaf[layer], stacked) for layer in range(num_layers)]  # noqa: B023
 
 
 class _Noise(NamedTuple):

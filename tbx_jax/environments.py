@@ -50,7 +50,7 @@ class Endpoints:
 
 @contextlib.contextmanager
 def opened_endpoints(*, judge: JudgeConfig, user: UserConfig, agent: AgentConfig | None = None) -> Iterator[Endpoints]:
-    """The endpoints that the configuration names, closed at the end."""
+    """The endpoints that the configuration names, closed at the end; an interrupt takes back what they were asked."""
     with contextlib.ExitStack() as stack:
 
         def opened(part: Any) -> ChatEndpoint | None:
@@ -60,7 +60,12 @@ def opened_endpoints(*, judge: JudgeConfig, user: UserConfig, agent: AgentConfig
 
             return stack.enter_context(contextlib.closing(ChatEndpoint(endpoint_config(part.endpoint))))
 
-        yield Endpoints(agent=opened(agent), user=opened(user), judge=opened(judge))
+        endpoints = Endpoints(agent=opened(agent), user=opened(user), judge=opened(judge))
+        if endpoints.named:
+            from tbx_envs.endpoints import stopped_by_interrupts
+
+            stack.enter_context(stopped_by_interrupts(endpoints.named.values()))
+        yield endpoints
 
 
 def endpoint_config(settings: EndpointSettings) -> EndpointConfig:

@@ -6,7 +6,6 @@ JAX is imported only when a policy model plays.
 from __future__ import annotations
 
 import hashlib
-import importlib.resources
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from tbx_jax.environments import (
 )
 
 AGENTS = ("oracle", "idle", "scripted", "endpoint")
-SHIPPED = "nano"
+NAMED = ("nano", "smollm2")  # of `tbx_jax.weights`, which imports JAX
 
 
 def run_evaluation(config: EvaluateConfig) -> dict[str, Any]:
@@ -193,10 +192,13 @@ def policy_fingerprint(policy: str, sampling: SamplingConfig, lapse: float) -> d
 
 
 def _policy_folder(policy: str) -> Path:
-    if policy == SHIPPED:
-        return Path(str(importlib.resources.files("tbx_jax.nano")))
+    """The folder (or the one file) that the policy is read from."""
+    if policy in NAMED:
+        from tbx_jax.weights import policy_folder
+
+        return policy_folder(policy)
     if not Path(policy).is_dir():
-        names = (*AGENTS, SHIPPED)
+        names = (*AGENTS, *NAMED)
         raise ConfigError(
             f"policy '{policy}' is neither {', '.join(names)} nor a folder.{did_you_mean(policy, names)} "
             f"Give one of these, or the folder that `tbx train` wrote."
@@ -207,7 +209,7 @@ def _policy_folder(policy: str) -> Path:
 def _folder_hash(folder: Path) -> str:
     """SHA-256 (hex) over the names and contents of the files in a folder, code left out."""
     total = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(folder.rglob("*")) if folder.is_dir() else [folder]:
         if path.is_file() and path.suffix not in (".py", ".pyc"):
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             total.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())

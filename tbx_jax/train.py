@@ -148,7 +148,7 @@ def train(config: TrainConfig, uids: Sequence[str], slots: EpisodeSlots) -> dict
         except (KeyboardInterrupt, EnvironmentFault):
             checkpoints.save(state, progress)
             raise
-    save_policy(output / "policy", model, state.params, tokenizer, marked=bool(marks))
+    save_policy(output / "policy", model, state.params, tokenizer, like=config.policy, marked=bool(marks))
     summary = summary_of(read_metrics(output / "metrics.jsonl"), config) | marks
     write_json(output / "summary.json", summary)
     lines.say(f"policy written to {output / 'policy'}")

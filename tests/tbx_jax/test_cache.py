@@ -63,7 +63,10 @@ def test_a_hybrid_keeps_states_and_only_the_keys_of_its_layers_of_attention():
     config = CONFIG.model_copy(update=HYBRID)
     cache = empty_cache(config, 3, ROOM)
     assert cache.keys_lbkhs.shape == (2, 3, 2, 6, ROOM)
-    assert (cache.states.inputs_lebmc.shape, cache.states.memory_lebuxy.shape) == ((2, 2, 3, 3, 59), (2, 2, 3, 3, 16, 9))
+    assert (cache.states.inputs_lebmc.shape, cache.states.memory_lebuxy.shape) == (
+        (2, 2, 3, 3, 59),
+        (2, 2, 3, 3, 16, 9),
+    )
     assert jax.tree.structure(cache_letters(config)) == jax.tree.structure(cache)
     full = cache._replace(states=jax.tree.map(jnp.ones_like, cache.states), length_b=jnp.array([0, 5, 1]))
     for state in states_of(full, jnp.array([2, 0])):

@@ -6,23 +6,30 @@ import pytest
 from small_model import SAMPLING, random_tokens, small_model
 
 from tbx_envs.errors import PolicyFault
+from tbx_jax import dispatch_shapes
 from tbx_jax.conversations import Conversations, Question
 from tbx_jax.sampler import Sampler
 
 MODEL, PARAMS = small_model()
 END = frozenset({3, 11})
-TWO_SLOTS = SAMPLING.model_copy(update={"slots": 2, "temperature": 0.0})
+TWO_SLOTS = SAMPLING.model_copy(update={"slots": 2})
 WAIT_S = 120
+
+
+@pytest.fixture(autouse=True)
+def one_chunk(monkeypatch):
+    """Fewer programs to compile."""
+    monkeypatch.setattr(dispatch_shapes, "CHUNKS", (16,))
 
 
 def prompt(number):
     return random_tokens(number, 20 + number).tolist()
 
 
-def alone(tokens, *turn_key, temperature=0.0):
+def alone(tokens, *turn_key, **settings):
     """What a sampler of its own writes."""
     sampler = Sampler(MODEL, END, TWO_SLOTS, 0)
-    sampler.begin(0, tokens, turn_key, temperature=temperature)
+    sampler.begin(0, tokens, turn_key, **settings)
     while True:
         for turn in sampler.advance(PARAMS):
             return turn.tokens
@@ -41,7 +48,7 @@ def answer(conversations, tokens, *turn_key, **settings):
 
 def test_questions_asked_together_get_what_each_gets_alone(table):
     conversations, _ = table
-    heat = [float(number % 2) for number in range(7)]
+    heat = [1.0 + number for number in range(7)]
     asked = [conversations.ask(Question(prompt(n), (n,), temperature=heat[n])) for n in range(7)]
     for number, future in enumerate(asked):
         assert future.result(WAIT_S).turn.tokens == alone(prompt(number), number, temperature=heat[number])
@@ -83,9 +90,9 @@ def test_more_questions_than_are_remembered_are_all_answered_and_then_forgotten(
 
 def test_an_answer_ends_when_it_is_enough(table):
     conversations, _ = table
-    whole = answer(conversations, prompt(4), "c", temperature=1.0).turn
+    whole = answer(conversations, prompt(4), "c").turn
     assert len(whole.tokens) > TWO_SLOTS.decode_steps
-    short = answer(conversations, prompt(4), "c", temperature=1.0, is_enough=lambda written: len(written) >= 1).turn
+    short = answer(conversations, prompt(4), "c", is_enough=lambda written: len(written) >= 1).turn
     assert short.tokens == whole.tokens[: TWO_SLOTS.decode_steps] and not short.stopped
 
 
@@ -100,7 +107,7 @@ def test_an_answer_that_nobody_waits_for_is_not_written_to_the_end(table):
         return advance(params)
 
     sampler.advance = slow_advance
-    unwanted = conversations.ask(Question(prompt(5), ("x",), temperature=1.0))
+    unwanted = conversations.ask(Question(prompt(5), ("x",)))
     assert advanced.wait(WAIT_S) and unwanted.cancel()
     dropped = conversations.ask(Question(prompt(6), ("y",)))
     assert dropped.cancel()

@@ -1,7 +1,15 @@
 """A policy that trains in milliseconds: one layer, bytes, roles and turns only. For tests."""
 
 from tbx_envs.testing.byte_tokenizer import byte_tokenizer
-from tbx_jax.config import AlgoConfig, EnvironmentConfig, MeshConfig, ModelConfig, OptimConfig, SamplingConfig, TrainConfig
+from tbx_jax.config import (
+    AlgoConfig,
+    EnvironmentConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimConfig,
+    SamplingConfig,
+    TrainConfig,
+)
 from tbx_jax.keys import key_for
 from tbx_jax.models import build
 from tbx_jax.weights import save_policy
