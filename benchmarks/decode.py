@@ -5,8 +5,8 @@ grows. All slots work on episodes until as many are done as were asked for. Para
 vocabulary ends a turn, which sets the mean length of turns. Prints one JSON line per case:
 
     no_reuse a comparison: `reuse`, the cache of an episode outlives its turns; against every turn starting with an
-             empty cache and computing the episode so far again. Once with the lengths of the shipped policy (`short`),
-             once with a prompt as long as tool descriptions are and longer answers (`tools`)
+             empty cache and computing the episode so far again. With prompts and answers as in the shipped policy's
+             episodes (`short`), with a few tool descriptions (`tools`), with those of a real benchmark (`long`)
     generate a comparison: the sampler; against `transformers.generate` in torch with the same weights, a fixed batch
              of as many episodes as slots, its cache within a turn, the context prefilled anew for each turn, and as
              many threads as serve it best (one, or one a core). Of the shape `nano` (without token shift, which
@@ -18,7 +18,7 @@ vocabulary ends a turn, which sets the mean length of turns. Prints one JSON lin
     tokens_per_cpu_s  the same by processor time of the process (others may share the machine)
     ratio, cpu_ratio  of the sampler over the other side, median over the repeats, in which the two alternate
 
-    python -m benchmarks.decode [--cases no_reuse generate write] [--slots 16 64] [--episodes 128] [--turns 6]
+    python -m benchmarks.decode [--cases no_reuse generate write] [--slots 16 64] [--turns 6]
 """
 
 from __future__ import annotations
@@ -53,14 +53,20 @@ BATCH = 16
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
-    """Of what is given in an episode, in tokens."""
+    """Of what is given in an episode, in tokens.
+
+    Attributes:
+        prompt, answer: the first thing given, and those after each turn.
+        episodes: that a comparison runs.
+    """
 
     prompt: int
     answer: int
+    episodes: int
 
 
-# As in the shipped policy's episodes; as with tool descriptions in the prompt and results of some length.
-LENGTHS = {"short": Lengths(60, 20), "tools": Lengths(300, 36)}
+# As in the shipped policy's episodes; with a few tool descriptions in the prompt; with those of a real benchmark.
+LENGTHS = {"short": Lengths(60, 20, 128), "tools": Lengths(300, 36, 64), "long": Lengths(1200, 120, 32)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +117,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS))
     parser.add_argument("--peers", nargs="+", choices=("nano", "smollm2"), default=["nano", "smollm2"])
     parser.add_argument("--peer-threads", type=int, help="of torch; without it the best number is found out")
-    parser.add_argument("--episodes", type=int, default=128)
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args(arguments)
@@ -131,9 +136,8 @@ def compare_with_no_reuse(options: argparse.Namespace) -> None:
     shape = shapes()["nano_shift"]
     for name in options.lengths:
         for slots in options.slots:
-            run = functools.partial(
-                run_episodes, shape, slots, LENGTHS[name], episodes=options.episodes, turns=options.turns
-            )
+            lengths = LENGTHS[name]
+            run = functools.partial(run_episodes, shape, slots, lengths, lengths.episodes, options.turns)
             ours, others = alternated(options.repeats, lambda: run(reuse=True), lambda: run(reuse=False))  # noqa: B023
             print_comparison("no_reuse", ours, others, slots=slots, lengths=name, turns=options.turns)
 
@@ -144,9 +148,7 @@ def compare_with_generate(options: argparse.Namespace) -> None:
         return
     for name in options.peers:
         shape, lengths = shapes()[name], LENGTHS["short"]
-        sampling = sampling_for(shape.config, BATCH)
-        ends = end_ids(shape.vocabulary)
-        peer = GeneratePeer(*shape.model, ends, sampling.max_turn_tokens)
+        peer = GeneratePeer(*shape.model, end_ids(shape.vocabulary), sampling_for(BATCH, 1).max_turn_tokens)
         texts = given_texts(shape, lengths, shape.episodes, options.turns)
 
         def generate(peer=peer, texts=texts, lengths=lengths) -> Figures:
@@ -155,7 +157,7 @@ def compare_with_generate(options: argparse.Namespace) -> None:
         peer.threads = options.peer_threads or best_threads(peer, texts[:BATCH], lengths)
 
         def sample(shape=shape, lengths=lengths) -> Figures:
-            return run_episodes(shape, BATCH, lengths, episodes=shape.episodes, turns=options.turns, reuse=True)
+            return run_episodes(shape, BATCH, lengths, shape.episodes, options.turns, reuse=True)
 
         ours, others = alternated(options.repeats, sample, generate)
         print_comparison(
@@ -185,7 +187,7 @@ def best_threads(peer: GeneratePeer, texts: np.ndarray, lengths: Lengths) -> int
 @functools.cache
 def shapes() -> dict[str, Shape]:
     text = conf_file("model", "nano").read_text("utf-8")
-    nano = validated(ModelConfig, OmegaConf.create(text))
+    nano = validated(ModelConfig, OmegaConf.create(text)).model_copy(update={"max_length": 4096})
     smollm2 = {
         "num_layers": 30,
         "width": 576,
@@ -197,7 +199,6 @@ def shapes() -> dict[str, Shape]:
         "norm_eps": 1e-5,
         "qk_norm": False,
         "token_shift": 0,
-        "max_length": 2048,
     }
     return {
         "nano_shift": Shape(nano, 768, 128),
@@ -210,9 +211,14 @@ def conf_file(group: str, name: str) -> pathlib.Path:
     return pathlib.Path(str(importlib.resources.files("tbx_conf"))) / group / f"{name}.yaml"
 
 
-def sampling_for(config: ModelConfig, slots: int) -> SamplingConfig:
+def sampling_for(slots: int, max_episode_tokens: int) -> SamplingConfig:
     base = validated(SamplingConfig, OmegaConf.load(conf_file("sampling", "train")))
-    return base.model_copy(update={"slots": slots, "max_episode_tokens": min(640, config.max_length)})
+    return base.model_copy(update={"slots": slots, "max_episode_tokens": max_episode_tokens})
+
+
+def longest(lengths: Lengths, turns: int) -> int:
+    """Tokens that an episode of these lengths has room for: turns are rarely more than twice the mean, together."""
+    return lengths.prompt + turns * (lengths.answer + 3 * MEAN_TURN_TOKENS)
 
 
 def end_ids(vocabulary: int) -> frozenset[int]:
@@ -226,10 +232,11 @@ def given_texts(shape: Shape, lengths: Lengths, episodes: int, turns: int) -> np
     return np.random.default_rng(0).integers(least, shape.vocabulary, (episodes, num))
 
 
-def run_episodes(shape: Shape, slots: int, lengths: Lengths, *, episodes: int, turns: int, reuse: bool) -> Figures:
+def run_episodes(shape: Shape, slots: int, lengths: Lengths, episodes: int, turns: int, *, reuse: bool) -> Figures:
     """Runs episodes through all slots; the same ones each time, whatever is kept of the cache."""
     model, params = shape.model
-    sampler = Sampler(model, end_ids(shape.vocabulary), sampling_for(shape.config, slots), seed=0)
+    sampling = sampling_for(slots, longest(lengths, turns))
+    sampler = Sampler(model, end_ids(shape.vocabulary), sampling, seed=0)
     texts = given_texts(shape, lengths, episodes, turns)
     waiting = list(range(episodes))[::-1]
     tokens_of: dict[int, list[int]] = {}
@@ -269,7 +276,7 @@ def run_writes(slots: int, context: int, repeats: int) -> list[Figures]:
     """Decode steps with every slot writing: as many dispatches as a turn has room for."""
     shape = shapes()["nano_shift"]
     model, params = shape.model
-    sampling = sampling_for(shape.config, slots)
+    sampling = sampling_for(slots, 640)
     sampler = Sampler(model, frozenset({0}), sampling, seed=0)
     prompt = np.random.default_rng(0).integers(1, model.vocabulary, context).tolist()
     dispatches = sampling.max_turn_tokens // sampling.decode_steps - 2

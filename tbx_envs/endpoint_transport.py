@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import httpx
@@ -93,18 +93,18 @@ class Transport:
         for name in _HTTP_LOGGERS:
             logging.getLogger(name).addFilter(_is_to_be_logged)
 
-    def post(self, body: bytes, stop: threading.Event | None = None) -> Reply | NoReply | Stopped:
+    def post(self, body: bytes, is_unwanted: Callable[[], bool]) -> Reply | NoReply | Stopped:
         """What comes of sending `body`, within the time limit.
 
         Args:
-            stop: set by another thread to take the request back.
+            is_unwanted: asked again and again; the request is taken back as soon as it says True.
         """
         future = self._submit(body)
         if future is None:
             return Stopped()
         try:
-            while not concurrent.futures.wait([future], _POLL_S if stop is not None else None).done:
-                if stop is not None and stop.is_set():
+            while not concurrent.futures.wait([future], _POLL_S).done:
+                if is_unwanted():
                     future.cancel()
                     return Stopped()
             return Stopped() if future.cancelled() else future.result()

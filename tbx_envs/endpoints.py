@@ -14,13 +14,15 @@ it is taken out of what servers answer.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -109,6 +111,7 @@ class ChatEndpoint:
         self._url = config.base_url.rstrip("/") + PATH
         self._sleep = sleep
         self._seed = seed
+        self._is_stopped = False  # no Event: a signal handler sets it, and must take no lock
         self._turns = threading.BoundedSemaphore(config.concurrency)
         self._lock = threading.Lock()
         self._totals = EndpointTotals()
@@ -150,10 +153,14 @@ class ChatEndpoint:
         wanted: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
         wanted |= {"tools": list(tools) if tools else None, "tool_choice": tool_choice}
         body = self._body(messages, wanted)
+
+        def is_unwanted() -> bool:
+            return self._is_stopped or (stop is not None and stop.is_set())
+
         try:
-            self._wait_for_a_turn(stop)
+            self._wait_for_a_turn(is_unwanted)
             try:
-                completion = self._ask(body, stop)
+                completion = self._ask(body, is_unwanted)
             finally:
                 self._turns.release()
         except EndpointError:
@@ -180,28 +187,29 @@ class ChatEndpoint:
             ) from error
         return text.encode("ascii")
 
-    def _wait_for_a_turn(self, stop: threading.Event | None) -> None:
+    def _wait_for_a_turn(self, is_unwanted: Callable[[], bool]) -> None:
         while not self._turns.acquire(timeout=_POLL_S):
-            if stop is not None and stop.is_set():
-                raise self._stopped()
+            if is_unwanted():
+                raise self._taken_back()
 
-    def _stopped(self) -> EndpointError:
+    def _taken_back(self) -> EndpointError:
         return EndpointError(f"POST {self._url}: taken back before it was answered, since the run stops.")
 
-    def _ask(self, body: bytes, stop: threading.Event | None) -> Completion:
+    def _ask(self, body: bytes, is_unwanted: Callable[[], bool]) -> Completion:
         """Sends the request until there is a completion, or a reason to give up."""
         number, sent = next(self._numbers), 0
-        while True:
+        while not is_unwanted():
             self._count(requests=1)
             sent += 1
-            outcome = self._read(self._transport.post(body, stop))
+            outcome = self._read(self._transport.post(body, is_unwanted))
             if isinstance(outcome, Completion):
                 return outcome
             wait_s = self._wait_s(outcome, sent, number)
             if wait_s is None:
                 times = f" (sent {sent} times)" if sent > 1 else ""
                 raise outcome.error(f"POST {self._url}, model '{self.config.model}'{times}: {outcome.words}")
-            self._rest(wait_s, stop)
+            self._rest(wait_s, is_unwanted)
+        raise self._taken_back()
 
     def _wait_s(self, problem: Problem, sent: int, number: int) -> float | None:
         """How long to wait before the request is sent again; None to give up."""
@@ -213,15 +221,13 @@ class ChatEndpoint:
             return wait_s
         return max(wait_s, problem.patience_s) if problem.patience_s <= MOST_PATIENCE_S else None
 
-    def _rest(self, wait_s: float, stop: threading.Event | None) -> None:
+    def _rest(self, wait_s: float, is_unwanted: Callable[[], bool]) -> None:
         if self._sleep is not None:
             self._sleep(wait_s)
-        elif stop is not None:
-            stop.wait(wait_s)
-        else:
-            time.sleep(wait_s)
-        if stop is not None and stop.is_set():
-            raise self._stopped()
+            return
+        until = time.monotonic() + wait_s
+        while (left_s := until - time.monotonic()) > 0 and not is_unwanted():
+            time.sleep(min(left_s, _POLL_S))
 
     def _read(self, answer: Reply | NoReply | Stopped) -> Completion | Problem:
         """In a function of its own, since the frame of one that raises must not hold the key."""
@@ -240,8 +246,16 @@ class ChatEndpoint:
                 so_far.usage + usage,
             )
 
+    def stop(self) -> None:
+        """All requests fail from now on, and those that wait for an answer at once, in whatever thread.
+
+        Waits for nothing and takes no lock, so a signal handler may call it; `close` has to follow.
+        """
+        self._is_stopped = True
+
     def close(self) -> None:
         """Take back what is on its way and close all connections; a second call does nothing."""
+        self.stop()
         self._transport.close()
 
     def __enter__(self) -> ChatEndpoint:
@@ -249,6 +263,36 @@ class ChatEndpoint:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def stopped_by_interrupts(endpoints: Iterable[ChatEndpoint]) -> Iterator[None]:
+    """An interrupt from the keyboard stops these endpoints before anything else happens.
+
+    It is raised in the main thread only, and on its way out it passes places that wait for other threads: episodes
+    that run, a check whose test asks its judge. Those would wait until a silent server's time limit.
+
+    For the main thread; in another one, and where interrupts are ignored, it does nothing.
+    """
+    stopping = tuple(endpoints)
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+
+    def interrupted(*arguments: Any) -> None:
+        try:
+            before(*arguments)
+        except BaseException:  # a handler that raises nothing lets the run go on
+            for endpoint in stopping:
+                endpoint.stop()
+            raise
+
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # --- settings and key ---------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 
@@ -20,7 +20,7 @@ _SMALL_MODEL = 2**25
 _FEW_SLOTS = 16
 _MAX_THREADS = 4
 # Given tokens are computed in chunks of these lengths; what is longer takes several.
-CHUNKS = (8, 16, 24, 32, 64, 128)
+CHUNKS = (8, 16, 24, 32, 48, 64, 96, 128)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class DispatchShapes:
             write_rows = (quarter, slots) if slots > _FEW_SLOTS else (1, slots)
         return cls(
             write_rows=tuple(sorted(set(write_rows))),
-            prefill_rows=tuple(sorted({1 if slots <= _FEW_SLOTS else 4, min(4, slots)} if on_cpu else {1, quarter})),
+            prefill_rows=tuple(sorted({1, min(4, slots) if on_cpu else quarter})),
             chunks=CHUNKS,
             max_length=max_length,
             # Programs that talk between devices must start in the same order on all of them.
@@ -66,13 +66,31 @@ class DispatchShapes:
         """The chunk that holds so many tokens, or the longest there is."""
         return bucket(num_tokens, self.chunks)
 
+    def prefill_groups(self, num_tokens: Mapping[int, int]) -> list[list[int]]:
+        """Slots that take tokens in together, longest first: those of one chunk, and shorter ones where rows are left.
+
+        Only the last group may be smaller than a compiled number of rows.
+
+        Args:
+            num_tokens: slot -> how many tokens it is to take in.
+        """
+        left = sorted(num_tokens, key=lambda slot: (-num_tokens[slot], slot))
+        groups = []
+        while left:
+            chunk = self.chunk(num_tokens[left[0]])
+            alike = sum(self.chunk(num_tokens[slot]) == chunk for slot in left)
+            rows = bucket(alike, self.prefill_rows)
+            groups.append(left[:rows])
+            left = left[rows:]
+        return groups
+
     def write_length(self, longest: int) -> int:
         """How much of the cache decode steps read when the longest row has `longest` tokens."""
         return min(length_bucket(longest), self.max_length)
 
     def prefill_length(self, longest: int) -> int:
-        """The same for a chunk of given tokens, for which reading more costs little: 0, 128, 256, 512, ..."""
-        return 0 if longest == 0 else min(max(128, 1 << (longest - 1).bit_length()), self.max_length)
+        """The same for a chunk of given tokens; for short rows one program does."""
+        return min(max(length_bucket(longest), 128), self.max_length) if longest else 0
 
 
 def num_cores() -> int:
@@ -101,17 +119,15 @@ def length_bucket(longest: int) -> int:
 
 
 def in_groups(slots: Sequence[int], rows: int) -> list[list[int]]:
-    """The slots in groups of `rows`; the group that is not full goes first.
-
-    It is filled up with slots of later groups, whose results are kept after its own and so replace what it left
-    in their rows.
-    """
-    edges = [0, *range(len(slots) % rows or rows, len(slots), rows), len(slots)]
-    return [list(slots[start:end]) for start, end in itertools.pairwise(edges) if start < end]
+    """The slots in groups of `rows`; only the last may be smaller."""
+    return [list(slots[start : start + rows]) for start in range(0, len(slots), rows)]
 
 
 def filled_up(group: Sequence[int], rows: Sequence[int], num_slots: int) -> list[int]:
-    """A group with as many other slots as fill a compiled number of rows, ascending."""
+    """A group with as many other slots as fill a compiled number of rows, ascending.
+
+    What is kept for the others leaves their rows as they were when it was computed: keep it before their own news.
+    """
     wanted = bucket(len(group), rows)
     others = (slot for slot in range(num_slots) if slot not in group)
     return sorted([*group, *itertools.islice(others, wanted - len(group))])

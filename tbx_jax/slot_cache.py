@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -174,12 +174,11 @@ class SlotCache:
         """Computes these tokens behind what the rows of these slots hold: all of them, chunk after chunk."""
         left = {slot: list(tokens) for slot, tokens in given.items() if len(tokens)}
         while left:
-            most_first = sorted(left, key=lambda slot: (-len(left[slot]), slot))
             calls = [
                 self._take_in_call(params, {slot: left[slot] for slot in group})
-                for group in in_groups(most_first, self.shapes.prefill_rows[-1])
+                for group in self.shapes.prefill_groups({slot: len(tokens) for slot, tokens in left.items()})
             ]
-            for call, unsaved in zip(calls, self._run(calls), strict=True):
+            for call, unsaved in _last_first(calls, self._run(calls)):
                 self._keep(call, unsaved, call.fed)
             taken = {slot: tokens for call in calls for slot, tokens in call.fed.items()}
             left = {slot: rest for slot in left if (rest := left[slot][len(taken[slot]) :])}
@@ -192,7 +191,7 @@ class SlotCache:
             for group in in_groups(shortest_first, self.shapes.write_rows[-1])
         ]
         rows: dict[int, WrittenRow] = {}
-        for call, (on_device, unsaved) in zip(calls, self._run(calls), strict=True):
+        for call, (on_device, unsaved) in _last_first(calls, self._run(calls)):
             written = rows_of(jax.device_get(on_device), call)
             self._keep(call, unsaved, {slot: [turns[slot].last, *row.tokens[:-1]] for slot, row in written.items()})
             rows |= written
@@ -278,6 +277,11 @@ class SlotCache:
 
     def _longest(self, slots: Iterable[int]) -> int:
         return int(max(self.lengths[slot] for slot in slots))
+
+
+def _last_first(calls: Sequence[_Call], outcomes: Sequence[Any]) -> Iterator[tuple[_Call, Any]]:
+    """The order in which outcomes are kept: the last group may be filled up with slots of others."""
+    return zip(reversed(calls), reversed(outcomes), strict=True)
 
 
 def rows_of(written: Written, call: _Call) -> dict[int, WrittenRow]:

@@ -1,7 +1,8 @@
 """Judges: models that answer the yes/no questions which some checks of datasets ask about what the agent said.
 
-No answer is never a "no": what cannot be read as an answer raises `EndpointError`, and the grade is void. Judges keep
-nothing between questions, so one serves all threads. Checks reach them through `tbx_envs.checks.test_code`.
+No answer is never a "no": what cannot be read as an answer raises `EndpointError`, and the grade is void; a model that
+answers nobody (a wrong key, address or model) raises `ConfigError`, and the run ends. Judges keep nothing between
+questions, so one serves all threads. Checks reach them through `tbx_envs.checks.test_code`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 from tbx_envs.costs import NOTHING_USED
-from tbx_envs.errors import EndpointError
+from tbx_envs.errors import ConfigError, EndpointError, EndpointRefused
 
 JudgeKind = Literal["plain", "motivation"]
 
@@ -178,7 +179,10 @@ class EndpointJudge:
     def _completion(self, system: str, user: str, kind: JudgeKind) -> tuple[str, bool]:
         """What the model says, and whether it was cut off."""
         messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-        completion = self._endpoint.complete(messages, temperature=0.0, max_tokens=_NUM_TOKENS[kind])
+        try:
+            completion = self._endpoint.complete(messages, temperature=0.0, max_tokens=_NUM_TOKENS[kind])
+        except EndpointRefused as error:
+            raise ConfigError(f"the judge: {error}") from error
         self.usage += completion.usage
         said = (completion.text or "").strip()
         if not said:

@@ -23,7 +23,7 @@ from tbx_envs.checks.judge import Judge, Opinion
 from tbx_envs.checks.worker.check_server.frames import FrameReader, frame
 from tbx_envs.checks.worker_process import WorkerProcess
 from tbx_envs.episode import CheckReport
-from tbx_envs.errors import CheckFault, TbxError
+from tbx_envs.errors import CheckFault, ConfigError, TbxError
 
 _MEMORY_BYTES = 2 * 2**30
 _BEGIN_TIMEOUT_S = 60.0
@@ -76,6 +76,7 @@ class CheckWorker:
 
         Raises:
             CheckFault: there is no verdict; the message says why.
+            ConfigError: the judge answers nobody: no test that asks it can be graded.
         """
         request = {
             "code": test_code,
@@ -120,7 +121,7 @@ class _Grading:
 
     def __exit__(self, *exc_info: object) -> None:
         self._hang_up()
-        for thread in self._threads:  # each ends with its judge's or server's own time limit
+        for thread in self._threads:  # ends with its judge's or server's time limit, or when their endpoint is stopped
             thread.join()
 
     def run(self, connect: Callable[[], socket.socket], request: Mapping[str, Any]) -> CheckReport:
@@ -275,7 +276,7 @@ class _Answers:
     """Answers what a test asks of judge and servers, and remembers what went wrong: a test cannot swallow that.
 
     Attributes:
-        fault: the first thing that went wrong.
+        fault: the first thing that went wrong; `ConfigError` when it goes wrong for every test.
         notes: what the judge was asked and said, in the order of the answers.
     """
 
@@ -284,7 +285,7 @@ class _Answers:
         self._judge = judge
         self._session = session
         self._session_lock = threading.Lock()  # the calls of an episode are made one after the other
-        self.fault: CheckFault | None = None
+        self.fault: CheckFault | ConfigError | None = None
         self.notes: list[str] = []
 
     def answer(self, number: int, whom: str, method: str, arguments: list[Any]) -> bytes:
@@ -293,7 +294,7 @@ class _Answers:
             value = self._ask_judge(method, arguments) if whom == "judge" else self._call_server(arguments)
             return frame({"to": number, "value": value})
         except Exception as error:  # the process boundary: whatever judge or server raise voids the grade
-            fault = error if isinstance(error, CheckFault) else self._fault(whom, error)
+            fault = error if isinstance(error, CheckFault | ConfigError) else self._fault(whom, error)
             self.fault = self.fault or fault
             return frame({"to": number, "error": str(error)})
 

@@ -38,20 +38,22 @@ def play_turns(
         concurrency: how many episodes run at the same time, each in a thread. Worth it where an episode waits for
             other processes or for a network. With 1 the episodes come in order, else as they end.
         stop: set when the caller stops early or is interrupted, so that agents that wait for something can let go.
+            Episodes that run end with the turn they are in.
         env_options: of every `ToolEnv`.
 
     Raises:
         DomainError: no such task, or one whose expected calls fail.
     """
+    stop = stop or threading.Event()
     if concurrency == 1:
         slots = EpisodeSlots(1, **env_options)
         try:
             for attempt in attempts:
-                yield _play_one(slots, attempt, make_agent)
+                yield _play_one(slots, attempt, make_agent, stop)
         finally:
             slots.close()
     else:
-        yield from _play_many(attempts, make_agent, concurrency, stop or threading.Event(), env_options)
+        yield from _play_many(attempts, make_agent, concurrency, stop, env_options)
 
 
 def _play_many(
@@ -70,7 +72,7 @@ def _play_many(
             while True:
                 while idle and (attempt := next(waiting, None)) is not None:
                     slots = idle.popleft()
-                    running[threads.submit(_play_one, slots, attempt, make_agent)] = slots
+                    running[threads.submit(_play_one, slots, attempt, make_agent, stop)] = slots
                 if not running:
                     return
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -83,7 +85,7 @@ def _play_many(
                 slots.close()
 
 
-def _play_one(slots: EpisodeSlots, attempt: Attempt, make_agent: AgentMaker) -> Episode:
+def _play_one(slots: EpisodeSlots, attempt: Attempt, make_agent: AgentMaker, stop: threading.Event) -> Episode:
     outcome = slots.start(0, attempt.uid, attempt.seed)
     if outcome.ended:
         return slots.episode(0, attempt.attempt)
@@ -92,6 +94,8 @@ def _play_one(slots: EpisodeSlots, attempt: Attempt, make_agent: AgentMaker) -> 
         agent = _guarded(lambda: make_agent(attempt, opening), attempt)
         answers: tuple[Message, ...] | None = None  # what starts a generator
         while not outcome.ended:
+            if stop.is_set():
+                raise PolicyFault(f"task {attempt.uid}: given up between two turns, since the run stops.")
             turn = _guarded(functools.partial(agent.send, answers), attempt)
             outcome = slots.advance({0: turn})[0]
             answers = outcome.messages

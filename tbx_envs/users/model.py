@@ -15,7 +15,7 @@ from tbx_envs.chat.reasoning import split_reasoning
 from tbx_envs.costs import NOTHING_USED, TokenUsage
 from tbx_envs.endpoint_answers import Completion
 from tbx_envs.endpoints import ChatEndpoint
-from tbx_envs.errors import EndpointError, UserFault
+from tbx_envs.errors import ConfigError, EndpointError, EndpointRefused, UserFault
 from tbx_envs.messages import DONE_MARK, Text, Transcript, Turn
 from tbx_envs.seeding import derive
 from tbx_envs.task import Task
@@ -114,12 +114,15 @@ class ModelUser:
 
         Raises:
             UserFault: the endpoint gave no usable answer, or a token limit cut it off.
+            ConfigError: the endpoint refuses everybody (a wrong key, address or model): no episode can be played.
         """
         number = sum(isinstance(message, Text) and message.role == "user" for message in transcript)
         seed = None if self._seed is None else derive(self._seed, "user", number) % _SEEDS
         prompt = user_prompt(transcript, self._context, can_end=self.can_end)
         try:
             completion = self._endpoint.complete(prompt, seed=seed)
+        except EndpointRefused as error:
+            raise ConfigError(f"the simulated user: {error}") from error
         except EndpointError as error:
             raise UserFault(f"the simulated user: {error}") from error
         self._usage += completion.usage

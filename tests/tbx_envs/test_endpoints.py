@@ -3,6 +3,7 @@ import dataclasses
 import json
 import logging
 import os
+import signal
 import socket
 import threading
 
@@ -16,6 +17,7 @@ from tbx_envs.endpoints import (
     LONGEST_WAIT_S,
     ChatEndpoint,
     EndpointConfig,
+    stopped_by_interrupts,
 )
 from tbx_envs.errors import ConfigError, ContextExceeded, EndpointError, EndpointRefused
 from tbx_envs.testing.loopback_endpoint import (
@@ -473,6 +475,57 @@ def test_closing_takes_back_what_is_under_way_and_ends_the_thread():
         endpoint.close()
     assert len(raised) == 2 and all("taken back" in words for words in raised)
     assert sending_threads() == before
+
+
+@pytest.mark.parametrize("where", ["under way", "in the queue", "between tries"])
+def test_an_endpoint_that_is_stopped_fails_all_its_requests_at_once(where):
+    there, raised = threading.Event(), []
+
+    def reply(asked):
+        there.set()
+        return Answers(429, headers={"retry-after": "60"}) if where == "between tries" else Silence()
+
+    def ask():
+        try:
+            endpoint.complete(HELLO)
+        except EndpointError as error:
+            raised.append(str(error))
+
+    with LoopbackEndpoint(reply) as server:
+        config = EndpointConfig(server.base_url, "m", concurrency=1, timeout_s=60.0)
+        with ChatEndpoint(config) as endpoint:
+            threads = [threading.Thread(target=ask) for _ in range(1 + (where == "in the queue"))]
+            for thread in threads:
+                thread.start()
+            assert there.wait(timeout=10)
+            endpoint.stop()
+            for thread in threads:
+                thread.join(timeout=10)
+            ask()
+            assert len(server.asked) == 1
+    assert len(raised) == len(threads) + 1 and all("taken back" in words for words in raised)
+
+
+def test_an_interrupt_stops_endpoints_unless_somebody_catches_it(served):
+    _, endpoint, _ = served(lambda asked: Says("Hi"))
+    caught = []
+    before = signal.signal(signal.SIGINT, lambda *arguments: caught.append(arguments))
+    try:
+        with stopped_by_interrupts([endpoint]):
+            signal.raise_signal(signal.SIGINT)
+            assert caught and endpoint.complete(HELLO).text == "Hi"
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with stopped_by_interrupts([endpoint]):
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            with pytest.raises(EndpointError, match="taken back"):
+                endpoint.complete(HELLO)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with stopped_by_interrupts([endpoint]):
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_endpoint_that_is_forgotten_ends_its_thread_too():

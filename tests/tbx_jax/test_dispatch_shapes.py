@@ -17,18 +17,18 @@ def test_one_compiled_shape_serves_each_bucket_of_lengths():
     assert all(bucket >= longest for longest, bucket in enumerate(lengths))
     assert sorted(set(lengths)) == [0, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048]
     whole = shapes(64, SMALL, max_length=500)
-    assert sorted({whole.prefill_length(longest) for longest in range(501)}) == [0, 128, 256, 500]
+    assert sorted({whole.prefill_length(longest) for longest in range(501)}) == [0, 128, 192, 256, 384, 500]
     assert all(whole.prefill_length(longest) >= longest <= whole.write_length(longest) for longest in range(501))
 
 
 @pytest.mark.parametrize(
     ("slots", "size", "write_rows", "prefill_rows"),
     [
-        (96, SMALL, (6, 24), (4,)),
-        (64, SMALL, (4, 16), (4,)),
+        (96, SMALL, (6, 24), (1, 4)),
+        (64, SMALL, (4, 16), (1, 4)),
         (16, SMALL, (2, 8), (1, 4)),
         (1, SMALL, (1,), (1,)),
-        (64, LARGE, (16, 64), (4,)),
+        (64, LARGE, (16, 64), (1, 4)),
         (16, LARGE, (1, 16), (1, 4)),
     ],
 )
@@ -52,13 +52,20 @@ def test_an_accelerator_takes_large_groups(monkeypatch):
     assert (chosen.write_rows, chosen.prefill_rows, chosen.threads) == ((16, 64), (1, 16), 1)
 
 
-def test_a_group_that_is_not_full_goes_first_and_is_filled_up_with_other_slots():
-    groups = in_groups([7, 5, 3, 1, 0], 2)
-    assert groups == [[7], [5, 3], [1, 0]]
+def test_groups_are_full_but_for_the_last_and_filled_up_with_other_slots():
+    assert in_groups([7, 5, 3, 1, 0], 2) == [[7, 5], [3, 1], [0]]
     assert in_groups([], 2) == []
     assert filled_up([7], (2,), 8) == [0, 7]
     assert filled_up([1, 0], (2, 4), 8) == [0, 1]
     assert filled_up([2, 0, 5], (1, 4), 8) == [0, 1, 2, 5]
+
+
+def test_chunks_of_one_length_go_together_and_shorter_ones_fill_their_rows():
+    groups = shapes(64, SMALL).prefill_groups
+    assert groups({}) == []
+    assert groups({0: 20, 1: 200, 2: 20}) == [[1], [0, 2]]
+    assert groups({0: 20, 1: 200, 2: 20, 3: 128, 4: 5}) == [[1, 3, 0, 2], [4]]
+    assert groups(dict.fromkeys(range(6), 7)) == [[0, 1, 2, 3], [4, 5]]
 
 
 def test_a_row_has_room_for_a_whole_chunk_behind_the_longest_episode():

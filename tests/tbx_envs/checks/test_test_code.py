@@ -15,7 +15,7 @@ from verdicts import CASES, code_of
 from tbx_envs.checks.judge import EndpointJudge, YesJudge
 from tbx_envs.checks.test_code import CheckWorker
 from tbx_envs.episode import CheckReport
-from tbx_envs.errors import CheckFault, EndpointError, ToolFault
+from tbx_envs.errors import CheckFault, ConfigError, EndpointError, EndpointRefused, ToolFault
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -231,6 +231,12 @@ def test_a_judge_that_fails_is_a_fault_and_never_a_no(worker, judge_saying):
     with pytest.raises(CheckFault, match=r"shop.py:test_it: the judge did not answer: the server is down") as caught:
         grade(worker, code, judge=judge_saying(EndpointError("the server is down")))
     assert isinstance(caught.value.__cause__, EndpointError)
+
+
+def test_a_judge_that_answers_nobody_ends_the_run_whatever_the_test_makes_of_it(worker, judge_saying):
+    code = code_of("try: judge.yesno('?')\nexcept Exception: pass")
+    with pytest.raises(ConfigError, match="the judge: answered 401"):
+        grade(worker, code, judge=judge_saying(EndpointRefused("answered 401")))
 
 
 def test_a_judge_that_breaks_is_a_fault_too(worker):

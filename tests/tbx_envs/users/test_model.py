@@ -9,7 +9,7 @@ from tbx_envs.costs import NOTHING_USED, TokenUsage
 from tbx_envs.domains import load_domain
 from tbx_envs.endpoints import ChatEndpoint, EndpointConfig
 from tbx_envs.episode import FinishReason
-from tbx_envs.errors import UserFault
+from tbx_envs.errors import ConfigError, UserFault
 from tbx_envs.messages import DONE_MARK, Text, ToolCall, ToolResult, Turn
 from tbx_envs.policies import Attempt
 from tbx_envs.policies.turns import play_turns
@@ -261,3 +261,23 @@ def test_a_users_model_that_is_down_voids_the_episode_and_scores_nothing(kiosk):
             [Attempt("kiosk/order/000", 0, 0)], agent, user=lambda task, domain, seed: ModelUser(endpoint, "")
         )
     assert (episode.reward, episode.fault.kind) == (None, "user")
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_an_endpoint_that_refuses_everybody_ends_the_run_and_voids_no_episode(user_of, kiosk, concurrency):
+    user, server = user_of(Answers(401, {"error": "no"}))
+    started, ended = [], []
+
+    def attempts():
+        for number in range(100):
+            started.append(number)
+            yield Attempt("kiosk/order/000", number, 0)
+
+    def speaking(attempt, opening):
+        while True:
+            yield Turn("Hello")
+
+    episodes = play_turns(attempts(), speaking, concurrency=concurrency, user=lambda task, domain, seed: user)
+    with pytest.raises(ConfigError, match=r"the simulated user: POST .* answered 401 \(no\)"):
+        ended.extend(episodes)
+    assert not ended and len(started) < 10 and len(server.asked) < 10
