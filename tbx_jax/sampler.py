@@ -275,8 +275,10 @@ class Sampler:
         turns = [self._finish(number, stopped=False) for number in waiting if self._num_left(number) == 0]
         self._seat_waiting()
         self._prefill(params)
-        turns += self._decode(params)
-        return sorted(turns, key=lambda turn: turn.episode)
+        turns = sorted([*turns, *self._decode(params)], key=lambda turn: turn.episode)
+        for turn in turns:  # in an order that does not depend on which of them were computed together
+            self._episodes[turn.episode].since = next(self._calls)
+        return turns
 
     # --- what is asked for ----------------------------------------------------------------------------------
 

@@ -553,6 +553,7 @@ def test_an_interrupt_from_the_keyboard_takes_the_request_back(served, monkeypat
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork")  # other tests of this process have threads, JAX its own
 def test_a_forked_process_asks_for_itself(served):
     server, endpoint, _ = served(lambda asked: Says("Hi"), timeout_s=20.0)
     endpoint.complete(HELLO)

@@ -477,6 +477,7 @@ worker.grade(code, {{}}, fixtures={{}}, judge=Telling(), session=None, uid="a.py
 
 @linux
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of a process with threads: that is the point
+@pytest.mark.filterwarnings("ignore:.*fork")  # other tests of this process have threads, JAX its own
 def test_a_forked_process_has_a_worker_of_its_own_and_leaves_that_of_its_parent_alone(worker):
     grade(worker, code_of("pass"))
     pid = worker.pid

@@ -380,6 +380,7 @@ def _hold_a_service(pipe: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork")  # other tests of this process have threads, JAX its own
 def test_a_forked_child_neither_owns_nor_keeps_the_stand_in() -> None:
     service = ensure_search_service(port=0)
     from_child, to_parent = os.pipe()
