@@ -17,6 +17,9 @@ from typing import Any
 from tbx_envs.datasets.file_cache import cached_json
 from tbx_envs.datasets.problems import problem
 
+_DEEPEST = 200  # levels; how far Python itself would get differs between its versions
+_TOO_DEEP = "this YAML is nested too deeply; make it flatter"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class YamlText:
@@ -68,7 +71,7 @@ def load_yaml(source: YamlText) -> Any:
         try:
             return _json_value(_parsed(source, text), source, (), frozenset())
         except RecursionError:
-            raise problem(source.path, source.first_line, "this YAML is nested too deeply; make it flatter") from None
+            raise problem(source.path, source.first_line, _TOO_DEEP) from None
 
     return cached_json("yaml", source.text, read)
 
@@ -106,6 +109,8 @@ def _parsed(source: YamlText, text: str) -> Any:
 
 
 def _json_value(value: Any, source: YamlText, keys: tuple[str | int, ...], above: frozenset[int]) -> Any:
+    if len(keys) > _DEEPEST:
+        raise problem(source.path, source.first_line, _TOO_DEEP)
     match value:
         case None | bool() | int() | str():
             return value
