@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 from tbx_envs.backends import Answer
 from tbx_envs.costs import TokenUsage, usage_counts
 from tbx_envs.episode import CheckReport
+from tbx_envs.errors import ActionError
 from tbx_envs.messages import Message, Transcript
 from tbx_envs.users import User
 
@@ -38,6 +39,9 @@ class StageOptions:
         clock: the moment that the clock of a dataset's servers shows; None is the real one. A task's own goes first.
         clock_runs: the clock goes on from that moment; otherwise it stands still.
         check_timeout_s: how long the code of a dataset's check may run.
+
+    Raises:
+        ActionError: another way to begin, or a clock that is no moment.
     """
 
     user: UserMaker | None = None
@@ -47,6 +51,14 @@ class StageOptions:
     clock: datetime.datetime | None = None
     clock_runs: bool = False
     check_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.start not in ("fork", "spawn"):
+            raise ActionError(f"start={self.start!r}: a dataset's servers begin by 'fork' or by 'spawn'.")
+        if not isinstance(self.clock, datetime.datetime | None):
+            raise ActionError(
+                f"clock={self.clock!r}: give a datetime.datetime, such as datetime.datetime(2025, 10, 1, 13)."
+            )
 
 
 class Stage(Protocol):

@@ -243,4 +243,11 @@ def close_shared() -> None:
         resource.close()
 
 
+def _renew_lock() -> None:
+    """In a forked child: another thread of the parent may have held the lock, and nobody would ever release it."""
+    global _lock
+    _lock = threading.Lock()
+
+
 atexit.register(close_shared)
+os.register_at_fork(after_in_child=_renew_lock)

@@ -6,36 +6,19 @@ import json
 
 import numpy as np
 import pytest
-from tiny_policy import build_tiny
+import tiny_policy
 
 from tbx_envs.chat.chatml import CHATML_COMPACT
 from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.domains import load_domain
 from tbx_envs.errors import ConfigError
 from tbx_envs.messages import Turn, to_chat
-from tbx_jax.config import MeshConfig, ModelConfig, OptimConfig, WarmstartConfig
+from tbx_jax.config import MeshConfig, OptimConfig, WarmstartConfig
 from tbx_jax.nano_tokenizer import train_tokenizer
 from tbx_jax.warmstart import FIRST_FRESH, demonstrated, demonstrations, run
 from tbx_jax.weights import load_policy, save_policy
 
-MODEL = ModelConfig(
-    num_layers=1,
-    width=16,
-    num_heads=2,
-    num_kv_heads=1,
-    head_width=8,
-    mlp_width=32,
-    rope_theta=10000.0,
-    rope_scaling=None,
-    norm_eps=1e-6,
-    tie_embeddings=True,
-    qk_norm=True,
-    qkv_bias=False,
-    hybrid=None,
-    token_shift=1,
-    max_length=512,
-    dtype="float32",
-)
+MODEL = tiny_policy.MODEL.model_copy(update={"width": 16, "head_width": 8, "mlp_width": 32, "max_length": 512})
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +89,7 @@ def test_a_tiny_warm_start_learns_and_writes_a_policy_that_loads(tmp_path):
 
 
 def test_a_warm_start_goes_on_from_a_policy_with_its_tokenizer_and_another_template(tmp_path):
-    model, params, tokenizer = build_tiny()
+    model, params, tokenizer = tiny_policy.build_tiny()
     save_policy(tmp_path / "first", model, params, tokenizer)
     summary = run(
         warmstart_config(
