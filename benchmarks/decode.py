@@ -5,12 +5,13 @@ grows. All slots work on episodes until as many are done as were asked for. Para
 vocabulary ends a turn, which sets the mean length of turns. Prints one JSON line per case:
 
     no_reuse a comparison: `reuse`, the cache of an episode outlives its turns; against every turn starting with an
-             empty cache and computing the episode so far again. With prompts and answers as in the shipped policy's
-             episodes (`short`), with a few tool descriptions (`tools`), with those of a real benchmark (`long`)
+             empty cache and computing the episode so far again. Of the shapes `nano` and `smollm2`, with prompts and
+             answers as in the shipped policy's episodes (`short`), with a few tool descriptions (`tools`), with those
+             of a real benchmark (`long`)
     generate a comparison: the sampler; against `transformers.generate` in torch with the same weights, a fixed batch
              of as many episodes as slots, its cache within a turn, the context prefilled anew for each turn, and as
-             many threads as serve it best (one, or one a core). Of the shape `nano` (without token shift, which
-             transformers does not know) and of SmolLM2-135M (`smollm2`)
+             many threads as serve it best (one, or one a core). Of the shape `nano`, here without token shift, which
+             transformers does not know, and of SmolLM2-135M (`smollm2`)
     write    decode steps alone: all slots in the middle of a turn, context of the given length
 
     tokens_per_s      tokens written (sampled) by wall time, median of the repeats; everything ran once before, so
@@ -18,7 +19,7 @@ vocabulary ends a turn, which sets the mean length of turns. Prints one JSON lin
     tokens_per_cpu_s  the same by processor time of the process (others may share the machine)
     ratio, cpu_ratio  of the sampler over the other side, median over the repeats, in which the two alternate
 
-    python -m benchmarks.decode [--cases no_reuse generate write] [--slots 16 64] [--turns 6]
+    python -m benchmarks.decode [--cases no_reuse generate write] [--models nano smollm2] [--slots 16 64] [--turns 6]
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import dataclasses
 import functools
 import importlib.resources
 import importlib.util
+import itertools
 import json
 import pathlib
 import platform
@@ -115,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", nargs="+", choices=("no_reuse", "generate", "write"), default=["no_reuse", "write"])
     parser.add_argument("--slots", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS))
-    parser.add_argument("--peers", nargs="+", choices=("nano", "smollm2"), default=["nano", "smollm2"])
+    parser.add_argument("--models", nargs="+", choices=("nano", "smollm2"), default=["nano", "smollm2"])
     parser.add_argument("--peer-threads", type=int, help="of torch; without it the best number is found out")
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=3)
@@ -133,20 +135,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def compare_with_no_reuse(options: argparse.Namespace) -> None:
-    shape = shapes()["nano_shift"]
-    for name in options.lengths:
-        for slots in options.slots:
-            lengths = LENGTHS[name]
-            run = functools.partial(run_episodes, shape, slots, lengths, lengths.episodes, options.turns)
-            ours, others = alternated(options.repeats, lambda: run(reuse=True), lambda: run(reuse=False))  # noqa: B023
-            print_comparison("no_reuse", ours, others, slots=slots, lengths=name, turns=options.turns)
+    for model, name, slots in itertools.product(options.models, options.lengths, options.slots):
+        shape, lengths = shapes()["nano_shift" if model == "nano" else model], LENGTHS[name]
+        episodes = lengths.episodes if model == "nano" else shape.episodes
+        run = functools.partial(run_episodes, shape, slots, lengths, episodes, options.turns)
+        ours, others = alternated(options.repeats, lambda: run(reuse=True), lambda: run(reuse=False))  # noqa: B023
+        about = {"model": model, "slots": slots, "lengths": name, "turns": options.turns}
+        print_comparison("no_reuse", ours, others, **about)
 
 
 def compare_with_generate(options: argparse.Namespace) -> None:
     if importlib.util.find_spec("torch") is None:
         print_line(case="generate", skipped="torch is not installed: pip install torch==2.13.0")
         return
-    for name in options.peers:
+    for name in options.models:
         shape, lengths = shapes()[name], LENGTHS["short"]
         peer = GeneratePeer(*shape.model, end_ids(shape.vocabulary), sampling_for(BATCH, 1).max_turn_tokens)
         texts = given_texts(shape, lengths, shape.episodes, options.turns)
@@ -203,7 +205,7 @@ def shapes() -> dict[str, Shape]:
     return {
         "nano_shift": Shape(nano, 768, 128),
         "nano": Shape(nano.model_copy(update={"token_shift": 0}), 768, 48),
-        "smollm2": Shape(nano.model_copy(update=smollm2), 49152, 16),
+        "smollm2": Shape(nano.model_copy(update=smollm2), 49152, BATCH),
     }
 
 

@@ -63,6 +63,11 @@ class Cache(NamedTuple):
     def capacity(self) -> int:
         return self.values_lbksh.shape[3]
 
+    @property
+    def position_bytes(self) -> int:
+        """Of a token's keys and values in all layers."""
+        return (self.keys_lbkhs.nbytes + self.values_lbksh.nbytes) // (self.num_slots * self.capacity)
+
 
 # Axis letters of a dense model's cache, for `tbx_jax.mesh.shard_tree`.
 CACHE_LETTERS = Cache("l b k h s", "l b k s h", "b", "b m")

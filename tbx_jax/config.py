@@ -247,7 +247,7 @@ class WarmstartConfig(Record):
     mesh: MeshConfig
     seed: Count
     policy: str | None
-    chat_template: Literal["compact"] | None
+    chat_template: Literal["tools", "compact"] | None
     domain: str
     families: tuple[str, ...] | None
     demonstrations: Positive

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from tbx_jax.cache import Cache
 from tbx_jax.keys import as_keys
 from tbx_jax.models import Model, Params, append_fresh, fresh_buffer, readable, with_cache
-from tbx_jax.models.attention import Fresh
+from tbx_jax.models.attention import Cached, Fresh
 from tbx_jax.models.decoder import Decoder
 from tbx_jax.sampling import gumbel_noise, sample
 
@@ -80,9 +80,13 @@ def take_in(
     tokens_bt: Int[Array, "b t"],
     num_new_b: Int[Array, "b"],
     *,
-    attend_length: int,
+    attend_length: int | None,
 ) -> Unsaved:
-    """Computes a chunk of given tokens for some slots; nothing is sampled."""
+    """Computes a chunk of given tokens for some slots; nothing is sampled.
+
+    Args:
+        attend_length: how much of the cache is taken out and read; None reads it in place.
+    """
     _, fresh = with_cache(model, params, tokens_bt, cache, attend_length, slot_b, num_new_b)
     return Unsaved(fresh, tokens_bt, num_new_b)
 
@@ -107,22 +111,23 @@ def write(
     draws: bool,
     top_k: int | None,
     top_p: float,
-    attend_length: int,
+    attend_length: int | None,
 ) -> tuple[Written, Unsaved]:
     """Up to `steps` tokens for each row; ends early when no row writes any more.
 
-    The part of the cache that is read is taken out once; the steps keep their own keys and values in a small buffer.
+    The cache is only read; the steps keep their own keys and values in a small buffer.
     A row that has ended goes on computing, and nothing of that counts.
 
     Args:
         slot_b: the rows' slots; None is all of them in order.
         end_ids: tokens that end a turn.
         draws: False when every row takes the most likely token, which saves the noise.
+        attend_length: how much of the cache is taken out once and read; None reads it in place.
     """
     decoder: Decoder = nnx.merge(model.graphdef, params)
-    cached, attends_bs = readable(cache, attend_length, slot_b)
+    cached, attends_bs = readable(cache, attend_length, slot_b, turns.num_left_b > 0)
     buffer, apart = fresh_buffer(model, cache, steps, slot_b), None
-    if cached is not None and model.config.hybrid is None and model.config.num_layers <= _UNROLLED_LAYERS:
+    if isinstance(cached, Cached) and model.config.hybrid is None and model.config.num_layers <= _UNROLLED_LAYERS:
         apart, cached, buffer = decoder.layers_apart(), _apart(cached), _apart(buffer)
     length_b = cache.length_b if slot_b is None else cache.length_b[slot_b]
     place_j = jnp.arange(steps)

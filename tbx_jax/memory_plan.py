@@ -1,7 +1,8 @@
 """What a sampler will need on each device, reckoned before anything is allocated.
 
 Parameters and cache are exact: sizes of their arrays as the mesh splits them. What a program needs while it runs is
-only estimated, by the largest it holds: the logits and the noise of one step.
+only estimated, by the largest it holds: the logits and the noise of one step, and on an accelerator the keys and values
+that it takes out of the cache to read them, at most all of them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class MemoryPlan:
         slots: rows of the cache, over all devices.
         capacity: tokens that a row has room for.
         cache: of all slots, this device's part.
-        working: logits and noise of a step.
+        working: logits and noise of a step, and what is taken out of the cache.
         available: what the device has for all of it; None when it does not say.
     """
 
@@ -62,7 +63,7 @@ class MemoryPlan:
         known = "" if self.available is None else f" of {_mib(self.available)}"
         return (
             f"sampler memory on each device: parameters {_mib(self.parameters)}, cache {self.slots} slots x "
-            f"{self.capacity} tokens {_mib(self.cache)} ({_mib(self.cache / self.slots)} a slot), logits "
+            f"{self.capacity} tokens {_mib(self.cache)} ({_mib(self.cache / self.slots)} a slot), a step "
             f"{_mib(self.working)}: {_mib(self.total)}{known}"
         )
 
@@ -86,13 +87,15 @@ def plan_memory(
     """The plan for these slots on this mesh (None: one device)."""
     _, parameters = abstract(model.config, model.vocabulary)
     cache = jax.eval_shape(lambda: empty_cache(model.config, sampling.slots, capacity, sampling.cache_dtype))
+    letters = cache_letters(model.config)
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+    taken_out = 0 if device.platform == "cpu" else _bytes_on_device(cache[:2], letters[:2], mesh, rules)
     return MemoryPlan(
         parameters=_bytes_on_device(parameters, parameter_letters(model), mesh, rules),
         slots=sampling.slots,
         capacity=capacity,
-        cache=_bytes_on_device(cache, cache_letters(model.config), mesh, rules),
-        working=2 * 4 * sampling.slots * model.vocabulary,
+        cache=_bytes_on_device(cache, letters, mesh, rules),
+        working=2 * 4 * sampling.slots * model.vocabulary + taken_out,
         available=device_memory(device),
     )
 

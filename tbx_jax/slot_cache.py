@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from tbx_jax.cache import NO_TOKEN, Cache, cache_letters, empty_cache
 from tbx_jax.config import SamplingConfig
 from tbx_jax.decoding import Turns, Unsaved, Written, keep, take_in, write
-from tbx_jax.dispatch_shapes import DispatchShapes, capacity_for, filled_up, in_groups
+from tbx_jax.dispatch_shapes import DispatchShapes, bucket, capacity_for, filled_up
 from tbx_jax.memory_plan import MemoryPlan, plan_memory
 from tbx_jax.mesh import shard_tree
 from tbx_jax.models import Model, Params
@@ -135,13 +135,14 @@ class SlotCache:
         capacity = capacity_for(sampling.max_episode_tokens, sampling.decode_steps)
         self.memory: MemoryPlan = plan_memory(model, sampling, capacity, mesh=mesh, rules=rules)
         self.memory.refuse_too_much()
+        self._cache = empty_cache(model.config, sampling.slots, capacity, sampling.cache_dtype)
         self.shapes = DispatchShapes.choose(
             sampling.slots,
             sampling.max_episode_tokens,
             parameter_bytes=self.memory.parameters,
+            position_bytes=self._cache.position_bytes,
             num_devices=mesh.size if mesh else 1,
         )
-        self._cache = empty_cache(model.config, sampling.slots, capacity, sampling.cache_dtype)
         self._placement = None
         if mesh is not None:
             self._cache = shard_tree(self._cache, self._letters, mesh, rules)
@@ -176,7 +177,9 @@ class SlotCache:
         while left:
             calls = [
                 self._take_in_call(params, {slot: left[slot] for slot in group})
-                for group in self.shapes.prefill_groups({slot: len(tokens) for slot, tokens in left.items()})
+                for group in self.shapes.prefill_groups(
+                    {slot: len(tokens) for slot, tokens in left.items()}, self._lengths_of(left)
+                )
             ]
             for call, unsaved in _last_first(calls, self._run(calls)):
                 self._keep(call, unsaved, call.fed)
@@ -185,10 +188,9 @@ class SlotCache:
 
     def write(self, params: Params, turns: Mapping[int, TurnSoFar]) -> dict[int, WrittenRow]:
         """Up to `decode_steps` tokens in each of these slots; short rows go together and do not read as far."""
-        shortest_first = sorted(turns, key=lambda slot: (self.lengths[slot], slot))
         calls = [
-            self._write_call(params, {slot: turns[slot] for slot in group})
-            for group in in_groups(shortest_first, self.shapes.write_rows[-1])
+            self._write_call(params, {slot: turns[slot] for slot in group}, rows)
+            for group, rows in self.shapes.write_groups(self._lengths_of(turns))
         ]
         rows: dict[int, WrittenRow] = {}
         for call, (on_device, unsaved) in _last_first(calls, self._run(calls)):
@@ -199,7 +201,7 @@ class SlotCache:
 
     def _take_in_call(self, params: Params, left: Mapping[int, list[int]]) -> _Call:
         """A chunk for each of these slots, as long as the first of them needs."""
-        slots = filled_up(list(left), self.shapes.prefill_rows, len(self.lengths))
+        slots = filled_up(list(left), bucket(len(left), self.shapes.prefill_rows), len(self.lengths))
         chunk = self.shapes.chunk(max(map(len, left.values())))
         attend_length = self.shapes.prefill_length(self._longest(left))
         fed = {slot: tokens[:chunk] for slot, tokens in left.items()}
@@ -217,9 +219,9 @@ class SlotCache:
         )
         return _Call(tuple(left), tuple(slots), fed, ("take_in", *tokens_bt.shape, attend_length), function)
 
-    def _write_call(self, params: Params, turns: Mapping[int, TurnSoFar]) -> _Call:
-        slots = filled_up(list(turns), self.shapes.write_rows, len(self.lengths))
-        rows = [turns.get(slot, _SITS_OUT) for slot in slots]
+    def _write_call(self, params: Params, turns: Mapping[int, TurnSoFar], rows: int) -> _Call:
+        slots = filled_up(list(turns), rows, len(self.lengths))
+        in_rows = [turns.get(slot, _SITS_OUT) for slot in slots]
         attend_length = self.shapes.write_length(self._longest(turns))
         draws = any(turn.temperature > 0 for turn in turns.values())
         function = functools.partial(
@@ -229,11 +231,11 @@ class SlotCache:
             self._for_programs(),
             self._slot_b(slots),
             Turns(
-                last_b=np.array([turn.last for turn in rows], np.int32),
-                key_bits_b2=np.array([turn.key_bits for turn in rows], np.uint32),
-                index_b=np.array([turn.num_written for turn in rows], np.int32),
-                num_left_b=np.array([turn.num_left for turn in rows], np.int32),
-                temperature_b=np.array([turn.temperature for turn in rows], np.float32),
+                last_b=np.array([turn.last for turn in in_rows], np.int32),
+                key_bits_b2=np.array([turn.key_bits for turn in in_rows], np.uint32),
+                index_b=np.array([turn.num_written for turn in in_rows], np.int32),
+                num_left_b=np.array([turn.num_left for turn in in_rows], np.int32),
+                temperature_b=np.array([turn.temperature for turn in in_rows], np.float32),
             ),
             self._end_ids,
             steps=self._sampling.decode_steps,
@@ -274,6 +276,9 @@ class SlotCache:
 
     def _slot_b(self, slots: Sequence[int]) -> np.ndarray | None:
         return np.array(slots, np.int32) if len(slots) < len(self.lengths) else None
+
+    def _lengths_of(self, slots: Iterable[int]) -> dict[int, int]:
+        return {slot: int(self.lengths[slot]) for slot in slots}
 
     def _longest(self, slots: Iterable[int]) -> int:
         return int(max(self.lengths[slot] for slot in slots))

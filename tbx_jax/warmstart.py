@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
 
-from tbx_envs.chat.chatml import CHATML_COMPACT
+from tbx_envs.chat.chatml import CHAT_TEMPLATES
 from tbx_envs.chat.ledger import TokenLedger
 from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.domains import Domain, load_domain
@@ -66,7 +66,7 @@ def run(config: WarmstartConfig) -> dict[str, Any]:
         f"(longest {lengths.max()}), {share:.0%} of them the agent's"
     )
     state, learner, figures = _train(config, trajectories, model, params)
-    save_policy(output / "policy", learner.model, state.params, tokenizer)
+    save_policy(output / "policy", learner.model, state.params, tokenizer, like=config.policy)
     summary = {
         "demonstrations": len(episodes),
         "demonstrations_passed": passed,
@@ -88,8 +88,8 @@ def _beginning(config: WarmstartConfig, episodes: Sequence[Episode]) -> tuple[Mo
         tokenizer = train_tokenizer(_said(episodes), vocabulary=config.vocabulary)
         return *build(config.model, len(tokenizer), key_for(config.seed, "parameters")), tokenizer
     model, params, tokenizer = load_policy(config.policy)
-    if config.chat_template == "compact":
-        tokenizer.chat_template = CHATML_COMPACT
+    if config.chat_template is not None:
+        tokenizer.chat_template = CHAT_TEMPLATES[config.chat_template]
     return model, params, tokenizer
 
 
@@ -180,6 +180,7 @@ def _train(
     console.print(f"{num_parameters:,} parameters, {len(steps)} steps of about {config.batch_tokens} tokens")
     learner = build_learner(model, optim=config.optim, mesh=config.mesh, num_steps=len(steps))
     state, started, seen, loss = learner.init(params), time.monotonic(), 0, float("nan")
+    said_every = max(1, min(100, len(steps) // 20))
     with Progress(console=console) as progress:
         bar = progress.add_task("training", total=len(steps))
         for step, batch in enumerate(steps):
@@ -188,7 +189,7 @@ def _train(
             loss = metrics["loss"] if step == 0 else 0.95 * loss + 0.05 * metrics["loss"]
             rate = seen / (time.monotonic() - started)
             progress.update(bar, advance=1, description=f"training: loss {loss:.4f}, {rate:,.0f} tokens/s")
-            if step % 100 == 0:
+            if step % said_every == 0:
                 progress.console.print(f"step {step}: loss {loss:.4f}, {rate:,.0f} tokens/s")
     batches = list(_batches(measured, config.batch_tokens, buckets, 0))
     heldback = sum(learner.supervised_loss(state, batch) * batch.num_trained for batch in batches)

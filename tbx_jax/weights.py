@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from tbx_envs.chat.chatml import CHAT_TEMPLATES
 from tbx_envs.datasets.guard import MARK_FILE, mark_policy
 from tbx_envs.errors import CheckpointError, ConfigError, did_you_mean
 from tbx_jax import smollm2
@@ -303,16 +304,21 @@ def _import_transformers() -> Any:
 
 
 def export_policy(
-    policy: str | os.PathLike[str], folder: str | os.PathLike[str], *, dtype: Precision | None
+    policy: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    *,
+    dtype: Precision | None,
+    chat_template: Literal["tools", "compact"] | None = None,
 ) -> pathlib.Path:
     """Writes a policy as a folder that other programs load: `tbx export`.
 
-    Configuration, tokenizer, chat template and whatever else the policy's folder holds stay as they are.
+    Configuration, tokenizer and whatever else the policy's folder holds stay as they are.
 
     Args:
         policy: a folder or a name.
         folder: to write; a policy that is there is replaced.
         dtype: of the tensors; None is as they are, byte for byte.
+        chat_template: one of ours in place of the policy's own (`tbx_envs.chat.chatml`).
 
     Raises:
         CheckpointError: a policy of our own type, which nothing else can run; or as `load_policy`, `save_policy`.
@@ -323,6 +329,8 @@ def export_policy(
             f"policy {str(policy)!r} has parts that no published model type has (token shift), so other programs "
             f"cannot run it; its own folder is all there is. Export policies of type llama, qwen2, qwen3 or qwen3_5."
         )
+    if chat_template is not None:
+        tokenizer.chat_template = CHAT_TEMPLATES[chat_template]
     save_policy(folder, model, params, tokenizer, like=policy, dtype=dtype)
     return pathlib.Path(folder)
 
@@ -343,7 +351,8 @@ def save_policy(
         folder: to write.
         model, params, tokenizer: the policy.
         like: the policy that it came from. What this package does not know of goes along from there unchanged: keys
-            of `config.json`, the tokenizer's and generation's files, tensors of an image encoder.
+            of `config.json`, the tokenizer's and generation's files, tensors of an image encoder. Only the chat
+            template is the tokenizer's.
         dtype: of the tensors; None is that of each tensor in `like`, float32 without it.
         marked: the policy was trained on tasks of the benchmark (`tbx_envs.datasets.guard`).
 
@@ -375,6 +384,7 @@ def save_policy(
         else:
             for name in sorted(_COMPANIONS & {path.name for path in origin.iterdir()}):
                 shutil.copyfile(origin / name, written / name)
+            _keep_template(written, origin, tokenizer)
         if marked:
             mark_policy(written)
         if folder.exists():
@@ -482,6 +492,17 @@ def _write_companions(folder: pathlib.Path, model: Model, tokenizer: PreTrainedT
     _write_json(folder / "tokenizer_config.json", settings | {"tokenizer_class": "PreTrainedTokenizerFast"})
     ids = {key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     _write_json(folder / _GENERATION, {key: value for key, value in ids.items() if value is not None})
+
+
+def _keep_template(folder: pathlib.Path, origin: pathlib.Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Makes the copied files say the tokenizer's chat template, if they do not already."""
+    if tokenizer.chat_template == load_tokenizer(origin).chat_template:
+        return
+    (folder / "chat_template.json").unlink(missing_ok=True)  # another program might read that instead
+    (folder / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
+    settings = _read_json(folder / "tokenizer_config.json")
+    if settings.pop("chat_template", None) is not None:
+        _write_json(folder / "tokenizer_config.json", settings)
 
 
 def _write_json(path: pathlib.Path, fields: Mapping[str, Any]) -> None:

@@ -56,3 +56,6 @@ CHATML_COMPACT = r"""
     {{- '<|im_start|>assistant\n' }}
 {%- endif %}
 """
+
+# By the names that commands know them by.
+CHAT_TEMPLATES = {"tools": CHATML_WITH_TOOLS, "compact": CHATML_COMPACT}

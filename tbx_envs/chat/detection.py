@@ -57,7 +57,7 @@ def written_format(render: Render) -> str:
     if not any(call.name in text for text, call in zip(texts, _CALLS, strict=True)):
         raise ConfigError(
             "the chat template leaves out tool calls, so the policy could never be shown one. Use a template with "
-            "tools, such as tbx_envs.chat.chatml.CHATML_WITH_TOOLS for a model that was taught ChatML."
+            "tools; for a model that was taught ChatML: tbx export POLICY FOLDER --chat-template tools"
         )
     raise ConfigError(
         f"the chat template writes a call as {texts[0]!r}, which no known format reads back: "

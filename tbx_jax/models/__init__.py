@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tbx_envs.errors import ShapeError
 from tbx_jax.cache import NO_TOKEN, Cache, append, states_of
 from tbx_jax.config import ModelConfig
-from tbx_jax.models.attention import Cached, Fresh
+from tbx_jax.models.attention import Cached, Fresh, InPlace
 from tbx_jax.models.decoder import Decoder
 from tbx_jax.models.hybrid import HybridDecoder, empty_buffer
 
@@ -176,6 +176,7 @@ def with_cache(
     """Hidden states, keys and values of tokens that follow rows of `cache`; the cache itself is only read.
 
     Args:
+        attend_length: as of `readable`.
         slot_b: the row of the cache that each row of tokens follows; None is every row in order.
         num_new_b: how many tokens of each row count, from the left; None is all. The states of delta layers that are
             returned are those after them; keys and values of the others are computed, and not to be kept.
@@ -184,7 +185,7 @@ def with_cache(
     length_b, recent_bm = cache.length_b, cache.recent_bm
     if slot_b is not None:
         length_b, recent_bm = length_b[slot_b], recent_bm[slot_b]
-    cached, attends_bs = readable(cache, attend_length, slot_b)
+    cached, attends_bs = readable(cache, attend_length, slot_b, None if num_new_b is None else num_new_b > 0)
     return nnx.merge(model.graphdef, params)(
         tokens_bt,
         recent_bm,
@@ -219,19 +220,29 @@ def append_fresh(
 
 
 def readable(
-    cache: Cache, attend_length: int | None, slot_b: Int[Array, "b"] | None = None
-) -> tuple[Cached | None, Bool[Array, "b s"] | None]:
-    """The first `attend_length` positions of rows of the cache, and where they hold tokens; None for length 0."""
-    length = cache.capacity if attend_length is None else min(attend_length, cache.capacity)
+    cache: Cache,
+    attend_length: int | None,
+    slot_b: Int[Array, "b"] | None = None,
+    reads_b: Bool[Array, "b"] | None = None,
+) -> tuple[Cached | InPlace | None, Bool[Array, "b s"] | None]:
+    """What attention reads of rows of the cache, and where that holds tokens if it is taken out.
+
+    Args:
+        attend_length: None reads the cache in place, as far as these rows go; a number takes out so many first
+            positions of them, 0 none.
+        slot_b: the rows; None is all of them in order.
+        reads_b: False for rows that nobody waits for; they need not be read in place. None is all.
+    """
+    length_b = cache.length_b if slot_b is None else cache.length_b[slot_b]
+    if attend_length is None:
+        length_b = length_b if reads_b is None else jnp.where(reads_b, length_b, 0)
+        return InPlace(cache.keys_lbkhs, cache.values_lbksh, slot_b, length_b), None
+    length = min(attend_length, cache.capacity)
     if length == 0:
         return None, None
-    keys, values, length_b = (
-        cache.keys_lbkhs[..., :length],
-        cache.values_lbksh[..., :length, :],
-        cache.length_b,
-    )
+    keys, values = cache.keys_lbkhs[..., :length], cache.values_lbksh[..., :length, :]
     if slot_b is not None:
-        keys, values, length_b = keys[:, slot_b], values[:, slot_b], length_b[slot_b]
+        keys, values = keys[:, slot_b], values[:, slot_b]
     return Cached(keys, values), jnp.arange(length)[None, :] < length_b[:, None]
 
 

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tbx_envs.errors import ConfigError
 from tbx_jax.cache import NO_TOKEN
 from tbx_jax.config import ModelConfig
-from tbx_jax.models.attention import Cached, Fresh, attention, rotary_angles, rotate
+from tbx_jax.models.attention import Cached, Fresh, InPlace, attention, rotary_angles, rotate
 
 _EMBEDDING_STD = 0.02
 
@@ -78,7 +78,7 @@ class Block(nnx.Module):
         attends_btj: Bool[Array, "#b t j"] | None,
         fresh: Fresh | None,
         at: Int[Array, ""] | int,
-        cached: Cached | None,
+        cached: Cached | InPlace | None,
         attends_bs: Bool[Array, "b s"] | None,
     ) -> tuple[Float[Array, "b t d"], Fresh]:
         y_btd = model_norm(self.config, x_btd, self.attention_norm)
@@ -153,7 +153,7 @@ class Decoder(nnx.Module):
         valid_bt: Bool[Array, "b t"] | None = None,
         fresh: Fresh | list[Fresh] | None = None,
         at: Int[Array, ""] | int = 0,
-        cached: Cached | list[Cached] | None = None,
+        cached: Cached | list[Cached] | InPlace | None = None,
         attends_bs: Bool[Array, "b s"] | None = None,
         apart: list[nnx.State] | None = None,
         remat: bool = False,
@@ -172,8 +172,8 @@ class Decoder(nnx.Module):
             fresh: a buffer that already holds earlier fresh tokens, and the states of delta layers before these; None
                 when there are none but these, and they start their sequences.
             at: where in the buffer these tokens go.
-            cached: the part of the cache to read.
-            attends_bs: True where a row's cache holds a token.
+            cached: the part of the cache to read, or the cache itself.
+            attends_bs: True where a row of `Cached` holds a token.
             apart: from `layers_apart`; then `fresh` and `cached` are lists of layers as well, and so is what is
                 returned. The layers are compiled one by one.
             remat: recompute a layer in the backward pass instead of keeping its activations.
@@ -185,6 +185,8 @@ class Decoder(nnx.Module):
         layer = self.layer_function(rotary, attends_btj, at, attends_bs, segments_bt, valid_bt, remat)
         parameters = nnx.state(self.layers)
         fresh = self.start_buffer(*tokens_bt.shape) if fresh is None else fresh
+        if isinstance(cached, InPlace):
+            layer, cached = _reading(cached, layer), jnp.arange(config.attention_layers)
         if apart is not None:
             news = []
             for scanned in zip(apart, fresh, cached, strict=True):
@@ -244,6 +246,16 @@ class Decoder(nnx.Module):
             table[...].astype(hidden_btd.dtype),
             preferred_element_type=jnp.float32,
         )
+
+
+def _reading(whole: InPlace, layer):
+    """A layer that is given its place in the cache instead of its part of it."""
+
+    def placed(x_btd, scanned):
+        parameters, fresh, place = scanned
+        return layer(x_btd, (parameters, fresh, whole._replace(layer=place)))
+
+    return placed
 
 
 def feed_forward(block: nnx.Module, x_btd: Float[Array, "b t d"]) -> Float[Array, "b t d"]:

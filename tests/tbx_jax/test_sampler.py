@@ -12,11 +12,11 @@ import scipy.stats
 from small_model import CONFIG, HYBRID_SIZES, SAMPLING, VOCABULARY, random_tokens, small_model
 
 from tbx_envs.errors import ActionError, ConfigError
-from tbx_jax import decoding, dispatch_shapes, models, parking
+from tbx_jax import decoding, dispatch_shapes, models, parking, slot_cache
 from tbx_jax.config import MeshConfig, SamplingConfig
 from tbx_jax.keys import key_for
 from tbx_jax.mesh import build_mesh, shard_tree
-from tbx_jax.models import parameter_letters, unembed
+from tbx_jax.models import attention, parameter_letters, unembed
 from tbx_jax.sampler import Sampler
 
 END = frozenset({3, 11})
@@ -227,6 +227,56 @@ def test_nothing_is_compiled_again_after_the_first_round():
     for seed in (1, 2):
         play(Sampler(MODEL, END, SAMPLING, seed), moved, range(39, -1, -1), in_flight=13)
     assert num_compiled() == compiled
+
+
+@pytest.fixture
+def in_place(monkeypatch):
+    """As for a model that is not small, with so short blocks that most rows reach into several."""
+    monkeypatch.setattr(dispatch_shapes, "_SMALL_MODEL", 0)
+    monkeypatch.setattr(attention, "_BLOCK", 16)
+
+
+def test_a_cache_read_in_place_gives_the_tokens_of_a_plain_loop(in_place):
+    sampler = Sampler(MODEL, END, GREEDY, 0)
+    tokens, written = play(sampler, PARAMS, range(10))
+    assert sampler._rows.shapes.in_place
+    assert_written_as_by_a_plain_loop(tokens, written)
+
+
+def test_episodes_that_are_read_in_place_are_parked_and_mixed_as_others_are(in_place):
+    tokens, written = play(Sampler(MODEL, END, TWO_SLOTS, 0), PARAMS, range(7), in_flight=5)
+    assert_written_as_by_a_plain_loop(tokens, written)
+
+
+def test_a_hybrid_is_read_in_place_as_well(in_place):
+    tokens, written = play(Sampler(HYBRID[0], END, GREEDY, 0), HYBRID[1], range(6), turns=2)
+    assert_written_as_by_a_plain_loop(tokens, written, *HYBRID)
+
+
+def test_one_program_reads_all_lengths_in_place(in_place):
+    """For each number of rows; what is taken out needs one for each bucket of lengths besides."""
+    decoding.write.clear_cache()
+    sampler = Sampler(MODEL, END, SAMPLING, 0)
+    play(sampler, PARAMS, range(12))
+    assert decoding.write._cache_size() <= len(sampler._rows.shapes.write_rows)
+
+
+def test_long_rows_of_a_small_model_go_in_smaller_groups_and_write_the_same(monkeypatch):
+    rows = Sampler(MODEL, END, GREEDY, 0)._rows
+    monkeypatch.setattr(dispatch_shapes, "_TAKEN_OUT", 150 * rows._cache.position_bytes)
+    sampler = Sampler(MODEL, END, GREEDY, 0)
+    sizes = set()
+    write = decoding.write
+
+    def counted(model, params, cache, slot_b, turns, end_ids, **static):
+        sizes.add(len(turns.last_b))
+        assert len(turns.last_b) * static["attend_length"] <= 150
+        return write(model, params, cache, slot_b, turns, end_ids, **static)
+
+    monkeypatch.setattr(slot_cache, "write", counted)
+    tokens, written = play(sampler, PARAMS, range(10))
+    assert_written_as_by_a_plain_loop(tokens, written)
+    assert max(sizes) == 2 < max(rows.shapes.write_rows)
 
 
 def test_a_cache_split_over_two_devices_changes_no_token():

@@ -13,6 +13,7 @@ import pytest
 import safetensors.numpy
 from small_model import CONFIG, HYBRID, VOCABULARY, small_model
 
+from tbx_envs.chat.chatml import CHATML_WITH_TOOLS
 from tbx_envs.errors import CheckpointError, ConfigError
 from tbx_envs.testing.byte_tokenizer import byte_tokenizer
 from tbx_jax.config import MeshConfig, RopeScaling
@@ -21,7 +22,7 @@ from tbx_jax.models import abstract, compute_params, parameter_letters, token_lo
 from tbx_jax.models.hub_config import hub_type, read_config, write_config
 from tbx_jax.models.hub_tensors import flat
 from tbx_jax.tensor_files import TensorFiles
-from tbx_jax.weights import export_policy, load_model, load_policy, model_tensors, save_policy
+from tbx_jax.weights import export_policy, load_model, load_policy, load_tokenizer, model_tensors, save_policy
 
 SCALING = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=64)
 TYPES = {
@@ -322,6 +323,23 @@ def test_an_export_is_exact_or_rounded_to_nearest_and_keeps_all_other_files(fold
         assert (folder / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
     _, _, tokenizer = load_policy(tmp_path / "out")
     assert tokenizer.chat_template == "{{ messages }}"
+
+
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "chat_template.jinja"])
+def test_an_export_with_another_chat_template_has_it_alone_whatever_file_had_the_first(folder, where, tmp_path):
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    if where == "chat_template.jinja":
+        (folder / where).write_text("{{ messages }}")
+        (folder / "chat_template.json").write_text('{"chat_template": "{{ messages }}"}')
+    else:
+        settings["chat_template"] = "{{ messages }}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert load_tokenizer(folder).chat_template == "{{ messages }}"
+    export_policy(folder, tmp_path / "out", dtype=None, chat_template="tools")
+    assert load_tokenizer(tmp_path / "out").chat_template == CHATML_WITH_TOOLS
+    assert not any("{{ messages }}" in path.read_text("utf-8") for path in (tmp_path / "out").glob("*.j*"))
 
 
 def test_a_policy_that_only_tbx_can_run_is_not_exported(tmp_path):
