@@ -200,6 +200,7 @@ class TrainConfig(Record):
     seed: Count
     steps: Positive
     policy: str
+    compute_dtype: Literal["float32", "bfloat16"] | None
     tasks: str
     pool: str | None
     train_on_benchmark_and_mark_results: bool
@@ -216,6 +217,7 @@ class EvaluateConfig(Record):
     agent: AgentConfig
     seed: Count
     policy: str
+    compute_dtype: Literal["float32", "bfloat16"] | None
     tasks: str
     attempts: Positive
     lapse: Annotated[float, pydantic.Field(ge=0.0)]
@@ -233,6 +235,7 @@ class PoolConfig(Record):
     agent: AgentConfig
     seed: Count
     policy: str
+    compute_dtype: Literal["float32", "bfloat16"] | None
     tasks: str
     attempts: Positive
     bands: tuple[Literal["too_hard", "hard", "medium", "easy", "too_easy"], ...]
@@ -247,6 +250,7 @@ class WarmstartConfig(Record):
     mesh: MeshConfig
     seed: Count
     policy: str | None
+    compute_dtype: Literal["float32", "bfloat16"] | None
     chat_template: Literal["tools", "compact"] | None
     domain: str
     families: tuple[str, ...] | None

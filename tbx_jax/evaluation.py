@@ -159,12 +159,21 @@ def build_player(
         case _:
             from tbx_jax.player import CheckpointPlayer
 
-            return CheckpointPlayer(config.policy, config.sampling, config.mesh, config.seed, **options)
+            return CheckpointPlayer(
+                config.policy,
+                config.sampling,
+                config.mesh,
+                config.seed,
+                compute_dtype=config.compute_dtype,
+                **options,
+            )
 
 
 def campaign_policy(config: EvaluateConfig | PoolConfig, lapse: float) -> dict[str, Any]:
     """What a campaign measures, for its fingerprint: the policy, and what users, judges and clocks it meets."""
     made = policy_fingerprint(config.policy, config.sampling, lapse)
+    if config.compute_dtype is not None:
+        made |= {"compute_dtype": config.compute_dtype}
     if config.policy == "endpoint" and config.agent.endpoint is not None:
         made |= config.agent.endpoint.model_dump(
             include={"base_url", "model", "temperature", "max_tokens", "extra_body"}

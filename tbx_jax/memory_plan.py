@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from tbx_envs.errors import ConfigError
 from tbx_jax.cache import cache_letters, empty_cache
 from tbx_jax.config import SamplingConfig
-from tbx_jax.models import Model, abstract, parameter_letters
+from tbx_jax.models import Model, Params, abstract, parameter_letters
 
 _MIB = 2**20
 
@@ -29,7 +29,7 @@ class MemoryPlan:
     """Bytes on one device.
 
     Attributes:
-        parameters: of the policy, in the type in which they are trained.
+        parameters: of the policy, in the type in which they are sampled with.
         slots: rows of the cache, over all devices.
         capacity: tokens that a row has room for.
         cache: of all slots, this device's part.
@@ -82,10 +82,20 @@ class MemoryPlan:
 
 
 def plan_memory(
-    model: Model, sampling: SamplingConfig, capacity: int, *, mesh: Mesh | None, rules: Mapping[str, str]
+    model: Model,
+    sampling: SamplingConfig,
+    capacity: int,
+    *,
+    mesh: Mesh | None,
+    rules: Mapping[str, str],
+    params: Params | None = None,
 ) -> MemoryPlan:
-    """The plan for these slots on this mesh (None: one device)."""
-    _, parameters = abstract(model.config, model.vocabulary)
+    """The plan for these slots on this mesh (None: one device).
+
+    Args:
+        params: the parameters, or others of their types; None is float32.
+    """
+    parameters = abstract(model.config, model.vocabulary)[1] if params is None else params
     cache = jax.eval_shape(lambda: empty_cache(model.config, sampling.slots, capacity, sampling.cache_dtype))
     letters = cache_letters(model.config)
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]

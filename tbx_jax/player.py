@@ -14,11 +14,10 @@ from tbx_envs.policies import Attempt
 from tbx_envs.vector import EpisodeSlots
 from tbx_jax.compilation import enable_compilation_cache
 from tbx_jax.config import MeshConfig, SamplingConfig
-from tbx_jax.mesh import build_mesh, shard_tree
-from tbx_jax.models import parameter_letters
+from tbx_jax.mesh import build_mesh
 from tbx_jax.rollout import run_attempts
 from tbx_jax.sampler import Sampler
-from tbx_jax.weights import load_policy
+from tbx_jax.weights import Precision, load_policy
 
 
 class CheckpointPlayer:
@@ -29,6 +28,7 @@ class CheckpointPlayer:
         sampling: temperature, limits, how many episodes are in flight together.
         mesh: devices and rules.
         seed: of the sampler; an attempt's own seed counts as well.
+        compute_dtype: of the computation; None is the one that the policy names.
         env_options: of every `ToolEnv`.
 
     Raises:
@@ -36,15 +36,33 @@ class CheckpointPlayer:
         ConfigError: the policy, its chat template, the sampling and the mesh do not go together.
     """
 
-    def __init__(self, policy: str, sampling: SamplingConfig, mesh: MeshConfig, seed: int, **env_options: Any) -> None:
+    def __init__(
+        self,
+        policy: str,
+        sampling: SamplingConfig,
+        mesh: MeshConfig,
+        seed: int,
+        *,
+        compute_dtype: Precision | None = None,
+        **env_options: Any,
+    ) -> None:
         enable_compilation_cache()
-        model, params, tokenizer = load_policy(policy)
         devices = build_mesh(mesh)
-        self._params = shard_tree(params, parameter_letters(model), devices, mesh.rules)
+        model, self._params, tokenizer = load_policy(
+            policy, mesh=devices, rules=mesh.rules, dtype=compute_dtype, param_dtype=None
+        )
         self._chat = ChatTemplate(tokenizer)
         self._sampling = sampling
         self._env_options = env_options
-        self._sampler = Sampler(model, self._chat.end_of_turn_ids, sampling, seed, mesh=devices, rules=mesh.rules)
+        self._sampler = Sampler(
+            model,
+            self._chat.end_of_turn_ids,
+            sampling,
+            seed,
+            mesh=devices,
+            rules=mesh.rules,
+            params=self._params,
+        )
 
     def play(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
         """One episode for each attempt, in the order in which they end; void ones too."""

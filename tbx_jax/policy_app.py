@@ -50,7 +50,7 @@ from tbx_jax.config import SamplingConfig, validated
 from tbx_jax.conversations import Answer, Conversations, Question
 from tbx_jax.memory_plan import MemoryPlan
 from tbx_jax.sampler import Sampler
-from tbx_jax.weights import load_policy
+from tbx_jax.weights import Precision, load_policy
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,7 +76,12 @@ class PolicyService:
 
 @contextlib.contextmanager
 def opened_service(
-    policy: str, settings: Sequence[str] = (), *, seed: int = 0, name: str | None = None
+    policy: str,
+    settings: Sequence[str] = (),
+    *,
+    seed: int = 0,
+    name: str | None = None,
+    compute_dtype: Precision | None = None,
 ) -> Iterator[PolicyService]:
     """A loaded policy, ready to answer.
 
@@ -85,17 +90,18 @@ def opened_service(
         settings: `key=value` on top of `conf/sampling/serve.yaml`.
         seed: of the sampler.
         name: under which it is served; that of the policy or its folder when None.
+        compute_dtype: of the computation; None is the one that the policy names.
 
     Raises:
         ConfigError: settings that are none, or do not go with the policy.
         CheckpointError: no such policy, or its files do not fit.
     """
     sampling = serving_settings(settings)
-    model, params, tokenizer = load_policy(policy)
+    model, params, tokenizer = load_policy(policy, dtype=compute_dtype, param_dtype=None)
     longest = min(sampling.max_episode_tokens, model.config.max_length)
     sampling = sampling.model_copy(update={"max_episode_tokens": longest})
     chat = ChatTemplate(tokenizer)
-    sampler = Sampler(model, chat.end_of_turn_ids, sampling, seed)
+    sampler = Sampler(model, chat.end_of_turn_ids, sampling, seed, params=params)
     served = Served(name or Path(policy).resolve().name, sampling.top_k, sampling.top_p)
     with Conversations(sampler, params, most=sampling.episodes_in_flight) as conversations:
         yield PolicyService(tokenizer, chat, served, sampling, conversations, sampler.memory)

@@ -38,7 +38,9 @@ def main(arguments: Sequence[str]) -> int:
 
     enable_compilation_cache()
     listener = loopback.bind(given.host, given.port)
-    with opened_service(given.policy, given.settings, seed=given.seed, name=given.name) as service:
+    with opened_service(
+        given.policy, given.settings, seed=given.seed, name=given.name, compute_dtype=given.compute_dtype
+    ) as service:
         print(service.memory, flush=True)
         line = (
             f"tbx serve-policy: {loopback.url_of(listener)}/v1 serves {service.served.model} "
@@ -57,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     add("policy", help="nano, or a policy's folder")
     add("settings", nargs="*", metavar="key=value", help="of conf/sampling/serve.yaml")
     add("--name", help="of the model in requests (the policy's own by default)")
+    add("--compute-dtype", choices=("float32", "bfloat16"), help="of the computation (the policy's own by default)")
     add("--seed", type=int, default=0, help="of requests that bring none (%(default)s)")
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     add("--port", type=int, default=8001, help="0 takes a free one (%(default)s)")

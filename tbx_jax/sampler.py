@@ -101,6 +101,7 @@ class Sampler:
         seed: of the run; a turn's randomness is a function of it and of the turn's key.
         mesh: where parameters and cache live; None is one device.
         rules: axis letter -> mesh axis, with `mesh`.
+        params: such as `advance` will get them, for the reckoning of memory; None is float32.
 
     Attributes:
         memory: what was reckoned for parameters and cache; said once in the log.
@@ -119,6 +120,7 @@ class Sampler:
         *,
         mesh: Mesh | None = None,
         rules: Mapping[str, str] | None = None,
+        params: Params | None = None,
     ):
         if sampling.max_episode_tokens > model.config.max_length:
             raise ConfigError(
@@ -134,7 +136,7 @@ class Sampler:
         self._episodes: dict[int, _Episode] = {}
         self._seats: list[int | None] = [None] * sampling.slots
         self._calls = itertools.count()
-        self._rows = SlotCache(model, sampling, sorted(chat_end_ids), mesh, rules or {})
+        self._rows = SlotCache(model, sampling, sorted(chat_end_ids), mesh, rules or {}, params)
         self.memory = self._rows.memory
         logging.getLogger(__name__).info("%s", self.memory)
 

@@ -113,6 +113,7 @@ class SlotCache:
         end_ids: tokens that end a turn.
         mesh: where the cache lives; None is one device.
         rules: axis letter -> mesh axis.
+        params: such as every call will get them, for the reckoning of memory; None is float32.
 
     Attributes:
         lengths: tokens in each row.
@@ -129,11 +130,12 @@ class SlotCache:
         end_ids: Sequence[int],
         mesh: Mesh | None,
         rules: Mapping[str, str],
+        params: Params | None = None,
     ) -> None:
         self._model, self._sampling, self._end_ids = model, sampling, np.array(end_ids, np.int32)
         self._letters = cache_letters(model.config)
         capacity = capacity_for(sampling.max_episode_tokens, sampling.decode_steps)
-        self.memory: MemoryPlan = plan_memory(model, sampling, capacity, mesh=mesh, rules=rules)
+        self.memory: MemoryPlan = plan_memory(model, sampling, capacity, mesh=mesh, rules=rules, params=params)
         self.memory.refuse_too_much()
         self._cache = empty_cache(model.config, sampling.slots, capacity, sampling.cache_dtype)
         self.shapes = DispatchShapes.choose(

@@ -44,7 +44,9 @@ from tbx_jax.environments import environment_options, opened_endpoints
 from tbx_jax.groups import Collected, Group, collect_groups
 from tbx_jax.learner import LearnerState, build_learner
 from tbx_jax.losses import PolicyMetrics
+from tbx_jax.mesh import build_mesh
 from tbx_jax.metrics_log import MetricsLog, read_metrics
+from tbx_jax.models import compute_params
 from tbx_jax.plan import TaskPlan
 from tbx_jax.rollout import Stopwatch, run_attempts
 from tbx_jax.sampler import Sampler
@@ -98,7 +100,9 @@ def train(config: TrainConfig, uids: Sequence[str], slots: EpisodeSlots) -> dict
     marks = {MARK: True} if benchmark_uids(uids) or is_marked_policy(policy_folder(config.policy)) else {}
     algo, sampling, optim = config.algo, config.sampling, config.optim
 
-    model, params, tokenizer = load_policy(config.policy)
+    model, params, tokenizer = load_policy(
+        config.policy, mesh=build_mesh(config.mesh), rules=config.mesh.rules, dtype=config.compute_dtype
+    )
     chat = ChatTemplate(tokenizer)
     learner = build_learner(
         model,
@@ -125,16 +129,22 @@ def train(config: TrainConfig, uids: Sequence[str], slots: EpisodeSlots) -> dict
         try:
             for step in range(progress.step + 1, config.steps + 1):
                 watch = Stopwatch()
-                roll = functools.partial(
-                    run_attempts,
-                    sampler,
-                    state.params,
-                    slots,
-                    chat,
-                    max_episode_tokens=sampling.max_episode_tokens,
-                    stopwatch=watch,
+                collected = collect_groups(
+                    functools.partial(
+                        run_attempts,
+                        sampler,
+                        compute_params(model, state.params),  # given up before the update
+                        slots,
+                        chat,
+                        max_episode_tokens=sampling.max_episode_tokens,
+                        stopwatch=watch,
+                    ),
+                    plan,
+                    progress.position,
+                    algo=algo,
+                    seed=config.seed,
+                    step=step,
                 )
-                collected = collect_groups(roll, plan, progress.position, algo=algo, seed=config.seed, step=step)
                 batch = batch_of(collected.groups, algo, buckets)
                 with _interrupts_wait():
                     with watch.running("update"):
@@ -145,7 +155,7 @@ def train(config: TrainConfig, uids: Sequence[str], slots: EpisodeSlots) -> dict
                     lines.step(row)
                     if step % config.checkpoint_every == 0 or step == config.steps:
                         checkpoints.save(state, progress)
-        except (KeyboardInterrupt, EnvironmentFault):
+        except (KeyboardInterrupt, EnvironmentFault, ConfigError):  # the last: a key that is refused from now on
             checkpoints.save(state, progress)
             raise
     save_policy(output / "policy", model, state.params, tokenizer, like=config.policy, marked=bool(marks))

@@ -36,6 +36,7 @@ from tbx_jax.batching import Batch, build_batch, length_buckets
 from tbx_jax.config import WarmstartConfig
 from tbx_jax.keys import key_for
 from tbx_jax.learner import Learner, LearnerState, build_learner
+from tbx_jax.mesh import build_mesh
 from tbx_jax.models import Model, Params, build
 from tbx_jax.nano_tokenizer import train_tokenizer
 from tbx_jax.trajectory import Trajectory, trajectory_of
@@ -87,7 +88,9 @@ def _beginning(config: WarmstartConfig, episodes: Sequence[Episode]) -> tuple[Mo
     if config.policy is None:
         tokenizer = train_tokenizer(_said(episodes), vocabulary=config.vocabulary)
         return *build(config.model, len(tokenizer), key_for(config.seed, "parameters")), tokenizer
-    model, params, tokenizer = load_policy(config.policy)
+    model, params, tokenizer = load_policy(
+        config.policy, mesh=build_mesh(config.mesh), rules=config.mesh.rules, dtype=config.compute_dtype
+    )
     if config.chat_template is not None:
         tokenizer.chat_template = CHAT_TEMPLATES[config.chat_template]
     return model, params, tokenizer

@@ -76,13 +76,13 @@ def compute_params(model: Model, params: Params) -> Params:
     """The parameters in the compute type: what sampling needs, and half the memory in bfloat16. Same results.
 
     Every use of a matrix rounds it to the compute type anyway; what is used in float32 (vectors of norms and decays)
-    stays as it is.
+    stays as it is, and so does what is of that type already.
     """
-    return jax.tree.map(
-        lambda leaf, letters: leaf.astype(model.config.dtype) if _is_matrix(letters) else leaf,
-        params,
-        parameter_letters(model),
-    )
+
+    def in_type(leaf: Array, letters: str) -> Array:
+        return leaf.astype(model.config.dtype) if _is_matrix(letters) and leaf.dtype != model.config.dtype else leaf
+
+    return jax.tree.map(in_type, params, parameter_letters(model))
 
 
 def _is_matrix(letters: str) -> bool:

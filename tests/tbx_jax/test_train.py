@@ -1,11 +1,13 @@
 """Whole runs on a toy: they learn, and they go on after anything as if nothing had happened."""
 
+import itertools
 import json
 import pathlib
 import signal
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -16,6 +18,7 @@ from tbx_envs.errors import CheckpointError, ConfigError, EnvironmentFault
 from tbx_envs.testing.parity_slots import ParitySlots
 from tbx_jax import train
 from tbx_jax.metrics_log import read_metrics
+from tbx_jax.weights import load_policy
 
 VARYING = ("seconds", "sampled_tokens_per_s")  # wall time
 
@@ -95,6 +98,40 @@ def test_an_interrupt_leaves_a_checkpoint_of_the_last_update(tiny_folder, tmp_pa
     run_toy(tiny_folder, tmp_path)
     assert weights(tmp_path) == weights(unbroken)
     assert rows(tmp_path) == rows(unbroken)
+
+
+def test_a_key_that_is_refused_from_now_on_leaves_a_checkpoint_of_the_last_update(
+    tiny_folder, tmp_path, unbroken, monkeypatch
+):
+    original, rounds = train.collect_groups, itertools.count(1)
+
+    def refused_in_the_fourth(*arguments, **options):
+        if next(rounds) == 4:
+            raise ConfigError("the endpoint does not take the key")
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(train, "collect_groups", refused_in_the_fourth)
+    with pytest.raises(ConfigError, match="does not take the key"):
+        run_toy(tiny_folder, tmp_path)
+    assert (tmp_path / "checkpoints" / "3").is_dir()
+    run_toy(tiny_folder, tmp_path)
+    assert weights(tmp_path) == weights(unbroken)
+
+
+def test_a_run_in_bfloat16_samples_with_narrow_matrices_and_trains_wide_ones(tiny_folder, tmp_path, monkeypatch):
+    original, seen = train.run_attempts, []
+
+    def watched(sampler, params, *arguments, **options):
+        seen.append({name: leaf.dtype.name for name, leaf in params["layers"].items()})
+        return original(sampler, params, *arguments, **options)
+
+    monkeypatch.setattr(train, "run_attempts", watched)
+    run_toy(tiny_folder, tmp_path, steps=2, compute_dtype="bfloat16")
+    assert seen and all(types["query"] == "bfloat16" and types["attention_norm"] == "float32" for types in seen)
+    model, params, _ = load_policy(tmp_path / "policy", param_dtype=None)
+    assert model.config.dtype == "bfloat16"
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {"float32"}
+    assert all(0 < row["logp_gap_max"] < 0.2 for row in rows(tmp_path))
 
 
 def test_more_steps_continue_a_finished_run(tiny_folder, tmp_path, unbroken):

@@ -101,6 +101,7 @@ def train_config(policy, output_dir, **changes):
             "seed": 0,
             "steps": 6,
             "policy": str(policy),
+            "compute_dtype": None,
             "tasks": "train",
             "pool": None,
             "train_on_benchmark_and_mark_results": False,
