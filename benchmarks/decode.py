@@ -12,7 +12,10 @@ vocabulary ends a turn, which sets the mean length of turns. Prints one JSON lin
              of as many episodes as slots, its cache within a turn, the context prefilled anew for each turn, and as
              many threads as serve it best (one, or one a core). Of the shape `nano`, here without token shift, which
              transformers does not know, and of SmolLM2-135M (`smollm2`)
-    write    decode steps alone: all slots in the middle of a turn, context of the given length
+    write    decode steps alone: all slots in the middle of a turn, context of the given length; of any of the shapes,
+             `qwen3_0_6b` (bfloat16, meant for a GPU) among them. `read_gb_per_s` counts what no step can do without,
+             the parameters once and each row's keys and values; `bandwidth_share` is over `--peak-gb-per-s`, or
+             over what a sum of a large array reads here
 
     tokens_per_s      tokens written (sampled) by wall time, median of the repeats; everything ran once before, so
                       that compilation is excluded, and every call waits for its tokens
@@ -20,6 +23,7 @@ vocabulary ends a turn, which sets the mean length of turns. Prints one JSON lin
     ratio, cpu_ratio  of the sampler over the other side, median over the repeats, in which the two alternate
 
     python -m benchmarks.decode [--cases no_reuse generate write] [--models nano smollm2] [--slots 16 64] [--turns 6]
+    python -m benchmarks.decode --cases write --models qwen3_0_6b --slots 64 --contexts 256 1024 [--peak-gb-per-s 4800]
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from omegaconf import OmegaConf
 
@@ -46,11 +51,12 @@ from tbx_jax.compilation import enable_compilation_cache
 from tbx_jax.config import ModelConfig, SamplingConfig, validated
 from tbx_jax.dispatch_shapes import num_cores
 from tbx_jax.keys import key_for
-from tbx_jax.models import Model, Params, build
+from tbx_jax.models import Model, Params, build, compute_params
 from tbx_jax.sampler import Sampler
 
 MEAN_TURN_TOKENS = 14
 BATCH = 16
+MODELS = ("nano", "smollm2", "qwen3_0_6b")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +93,8 @@ class Shape:
 
     @functools.cached_property
     def model(self) -> tuple[Model, Params]:
-        return jax.block_until_ready(build(self.config, self.vocabulary, key_for(0, "benchmark")))
+        model, params = build(self.config, self.vocabulary, key_for(0, "benchmark"))
+        return model, jax.block_until_ready(compute_params(model, params))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", nargs="+", choices=("no_reuse", "generate", "write"), default=["no_reuse", "write"])
     parser.add_argument("--slots", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS))
-    parser.add_argument("--models", nargs="+", choices=("nano", "smollm2"), default=["nano", "smollm2"])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["nano", "smollm2"])
+    parser.add_argument("--contexts", type=int, nargs="+", default=[64, 256], help="of `write`, in tokens")
+    parser.add_argument("--peak-gb-per-s", type=float, help="of the device's memory, for `write`")
     parser.add_argument("--peer-threads", type=int, help="of torch; without it the best number is found out")
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=3)
@@ -128,15 +137,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if "generate" in options.cases:
         compare_with_generate(options)
     if "write" in options.cases:
-        for slots in options.slots:
-            for context in (64, 256):
-                figures = run_writes(slots, context, options.repeats)
-                print_line(case="write", slots=slots, context=context, **shown(figures))
+        measure_writes(options)
 
 
 def compare_with_no_reuse(options: argparse.Namespace) -> None:
     for model, name, slots in itertools.product(options.models, options.lengths, options.slots):
-        shape, lengths = shapes()["nano_shift" if model == "nano" else model], LENGTHS[name]
+        shape, lengths = shape_of(model), LENGTHS[name]
         episodes = lengths.episodes if model == "nano" else shape.episodes
         run = functools.partial(run_episodes, shape, slots, lengths, episodes, options.turns)
         ours, others = alternated(options.repeats, lambda: run(reuse=True), lambda: run(reuse=False))  # noqa: B023
@@ -174,6 +180,43 @@ def compare_with_generate(options: argparse.Namespace) -> None:
         )
 
 
+def measure_writes(options: argparse.Namespace) -> None:
+    peak = options.peak_gb_per_s or read_gb_per_s()
+    for model, slots, context in itertools.product(options.models, options.slots, options.contexts):
+        shape = shape_of(model)
+        figures = run_writes(shape, slots, context, options.repeats)
+        steps_per_s = statistics.median(one.per_s for one in figures) / slots
+        read = steps_per_s * bytes_of_step(shape, slots, context) / 1e9
+        print_line(
+            case="write",
+            model=model,
+            slots=slots,
+            context=context,
+            **shown(figures),
+            read_gb_per_s=round(read, 2),
+            peak_gb_per_s=round(peak, 1),
+            bandwidth_share=round(read / peak, 3),
+        )
+
+
+def bytes_of_step(shape: Shape, slots: int, context: int) -> int:
+    """That a decode step cannot do without reading: the parameters, and each row's keys and values."""
+    model, params = shape.model
+    parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    if not model.config.tie_embeddings:
+        parameters -= params["embedding"].nbytes  # a row for each token
+    position = 2 * model.config.attention_layers * model.config.num_kv_heads * model.config.head_width
+    return parameters + slots * context * position * jnp.dtype(model.config.dtype).itemsize
+
+
+def read_gb_per_s() -> float:
+    """What a sum of a large array reads, best of five."""
+    array = jnp.ones(2**28 if jax.default_backend() == "cpu" else 2**31, jnp.float32)
+    total = jax.jit(jnp.sum)
+    seconds = [timed(lambda: int(jax.block_until_ready(total(array)) > 0)).seconds for _ in range(6)][1:]
+    return array.nbytes / min(seconds) / 1e9
+
+
 def best_threads(peer: GeneratePeer, texts: np.ndarray, lengths: Lengths) -> int:
     """With how many threads the peer is fastest: on a busy machine, or for a small model, often with one."""
     speed = {}
@@ -202,11 +245,29 @@ def shapes() -> dict[str, Shape]:
         "qk_norm": False,
         "token_shift": 0,
     }
+    qwen3 = {
+        "num_layers": 28,
+        "width": 1024,
+        "num_heads": 16,
+        "num_kv_heads": 8,
+        "head_width": 128,
+        "mlp_width": 3072,
+        "rope_theta": 1e6,
+        "qk_norm": True,
+        "token_shift": 0,
+        "dtype": "bfloat16",
+    }
     return {
+        "qwen3_0_6b": Shape(nano.model_copy(update=qwen3), 151936, BATCH),
         "nano_shift": Shape(nano, 768, 128),
         "nano": Shape(nano.model_copy(update={"token_shift": 0}), 768, 48),
         "smollm2": Shape(nano.model_copy(update=smollm2), 49152, BATCH),
     }
+
+
+def shape_of(model: str) -> Shape:
+    """The shape of that name; nano as it is shipped."""
+    return shapes()["nano_shift" if model == "nano" else model]
 
 
 def conf_file(group: str, name: str) -> pathlib.Path:
@@ -274,11 +335,10 @@ def run_episodes(shape: Shape, slots: int, lengths: Lengths, episodes: int, turn
     return timed(write_all)
 
 
-def run_writes(slots: int, context: int, repeats: int) -> list[Figures]:
+def run_writes(shape: Shape, slots: int, context: int, repeats: int) -> list[Figures]:
     """Decode steps with every slot writing: as many dispatches as a turn has room for."""
-    shape = shapes()["nano_shift"]
     model, params = shape.model
-    sampling = sampling_for(slots, 640)
+    sampling = sampling_for(slots, max(640, context + 128))
     sampler = Sampler(model, frozenset({0}), sampling, seed=0)
     prompt = np.random.default_rng(0).integers(1, model.vocabulary, context).tolist()
     dispatches = sampling.max_turn_tokens // sampling.decode_steps - 2
