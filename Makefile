@@ -8,6 +8,8 @@ BIN := .venv/bin
 # Tests read the chat templates of real models out of this wheel; it is never imported, so it needs no torch.
 TEMPLATES := trl==1.16.0
 SEED ?= 0
+# Of the tests: more processes than cores gain nothing, 0 is none but pytest's own.
+WORKERS ?= 2
 
 .PHONY: demo test parity lint clean
 
@@ -15,7 +17,7 @@ demo: .venv/installed-demo
 	$(BIN)/tbx demo seed=$(SEED)
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 # Models against transformers; torch lives in an environment of its own, so that nothing else comes to need it.
 parity: .venv-parity/installed

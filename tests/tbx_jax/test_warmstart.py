@@ -64,6 +64,7 @@ def warmstart_config(output_dir, **changes):
             "mesh": MeshConfig(axes={"fsdp": 1}, rules={}),
             "seed": 0,
             "policy": None,
+            "compute_dtype": None,
             "chat_template": None,
             "domain": "clinic",
             "families": None,
