@@ -1,10 +1,14 @@
-"""Where a run came from: its command, its configuration, the commit and the versions it ran with."""
+"""Where a run came from: its command, its configuration, the commit and the versions it ran with; and that it is alone
+in its folder.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -46,16 +50,43 @@ def write_provenance(folder: Path | str, config: Mapping[str, Any], command: Seq
 
 @contextlib.contextmanager
 def provenance(folder: Path | str, config: Mapping[str, Any], command: Sequence[str]) -> Iterator[None]:
-    """`run.json` while and after a run; a run that is refused as configured leaves the one that was there before."""
+    """`run.json` while and after a run; a run that is refused as configured leaves the one that was there before.
+
+    Raises:
+        ConfigError: another process runs in this folder.
+    """
     path = Path(folder) / "run.json"
-    before = path.read_text(encoding="utf-8") if path.is_file() else None
-    write_provenance(folder, config, command)
-    try:
+    with _alone_in(Path(folder)):
+        before = path.read_text(encoding="utf-8") if path.is_file() else None
+        write_provenance(folder, config, command)
+        try:
+            yield
+        except ConfigError:
+            if before is not None:
+                path.write_text(before, encoding="utf-8")
+            raise
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two runs in one folder would write into each other's files.
+
+    The lock is the process's own: children do not inherit it, and it ends with the process however that ends.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise ConfigError(
+                f"{folder}: process {file.read().strip()} is at work in this folder. Wait until it has ended, or "
+                f"choose another output_dir."
+            ) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
         yield
-    except ConfigError:
-        if before is not None:
-            path.write_text(before, encoding="utf-8")
-        raise
 
 
 def mark_provenance(folder: Path | str, fact: str) -> None:

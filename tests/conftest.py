@@ -17,8 +17,8 @@ PLAY_DATASETS = ("test_benchmark_marks", "test_interrupts", "test_task_commands"
 
 
 def pytest_collection_modifyitems(config, items):
-    """With several workers (`pytest -n 2 --dist loadgroup`) a file's tests stay together, and all that may meet a search
-    service in one worker: servers of datasets know it by a fixed port, and it ends with the process that opened it.
+    """With several workers (`pytest -n 2 --dist loadgroup`) a file's tests stay together, and so do all that may meet a
+    search service: servers of datasets know it by a fixed port, and it ends with the process that opened it.
     """
     if not config.pluginmanager.hasplugin("xdist"):
         return

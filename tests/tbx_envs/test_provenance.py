@@ -67,3 +67,29 @@ def test_a_run_that_is_refused_leaves_where_the_earlier_one_came_from(tmp_path):
     with pytest.raises(ValueError), provenance(tmp_path, {"seed": 3}, ["tbx", "evaluate", "seed=3"]):
         raise ValueError("began, and broke")
     assert json.loads((tmp_path / "run.json").read_text())["config"] == {"seed": 3}
+
+
+RUNS_UNTIL_ITS_INPUT_ENDS = """
+import sys
+from tbx_envs.provenance import provenance
+with provenance(sys.argv[1], {"seed": 1}, ["tbx", "train"]):
+    print("here", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_refused_in_a_runs_folder_until_the_first_has_ended_in_any_way(tmp_path):
+    command = [sys.executable, "-c", RUNS_UNTIL_ITS_INPUT_ENDS, str(tmp_path / "run")]
+    for end in (lambda process: process.kill(), lambda process: process.stdin.close()):
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+            assert first.stdout.readline() == "here\n"
+            with (
+                pytest.raises(ConfigError, match=rf"process {first.pid} is at work .* another output_dir"),
+                provenance(tmp_path / "run", {"seed": 2}, ["tbx", "train"]),
+            ):
+                pytest.fail("two runs in one folder")
+            assert json.loads((tmp_path / "run" / "run.json").read_text())["config"] == {"seed": 1}
+            end(first)
+            first.wait(timeout=60)
+        with provenance(tmp_path / "run", {"seed": 3}, ["tbx", "train"]):
+            assert json.loads((tmp_path / "run" / "run.json").read_text())["config"] == {"seed": 3}
