@@ -16,7 +16,7 @@ import jax
 # Parameters of up to so many bytes stay in a processor's own cache, so that a row costs the same in a small group as
 # in a large one; larger ones are read from memory once for each group.
 _SMALL_MODEL = 2**25
-# Up to so many slots of a larger model are always computed together.
+# Up to so many slots are parted into fewer groups.
 _FEW_SLOTS = 16
 _MAX_THREADS = 4
 # What dispatches of a small model take out of the cache should stay near the processor until the last step, for each

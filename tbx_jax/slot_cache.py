@@ -22,7 +22,7 @@ from tbx_jax.config import SamplingConfig
 from tbx_jax.decoding import Turns, Unsaved, Written, keep, take_in, write
 from tbx_jax.dispatch_shapes import DispatchShapes, bucket, capacity_for, filled_up
 from tbx_jax.memory_plan import MemoryPlan, plan_memory
-from tbx_jax.mesh import shard_tree
+from tbx_jax.mesh import shardings_of
 from tbx_jax.models import Model, Params
 from tbx_jax.parking import put_row, take_row
 
@@ -137,7 +137,13 @@ class SlotCache:
         capacity = capacity_for(sampling.max_episode_tokens, sampling.decode_steps)
         self.memory: MemoryPlan = plan_memory(model, sampling, capacity, mesh=mesh, rules=rules, params=params)
         self.memory.refuse_too_much()
-        self._cache = empty_cache(model.config, sampling.slots, capacity, sampling.cache_dtype)
+        make = functools.partial(empty_cache, model.config, sampling.slots, capacity, sampling.cache_dtype)
+        self._placement = None
+        if mesh is None:
+            self._cache = make()
+        else:  # made where it lives: no device may have room for all of it
+            self._placement = shardings_of(jax.eval_shape(make), self._letters, mesh, rules)
+            self._cache = jax.jit(make, out_shardings=self._placement)()
         self.shapes = DispatchShapes.choose(
             sampling.slots,
             sampling.max_episode_tokens,
@@ -145,10 +151,6 @@ class SlotCache:
             position_bytes=self._cache.position_bytes,
             num_devices=mesh.size if mesh else 1,
         )
-        self._placement = None
-        if mesh is not None:
-            self._cache = shard_tree(self._cache, self._letters, mesh, rules)
-            self._placement = jax.tree.map(lambda leaf: leaf.sharding, self._cache)
         self.lengths = np.zeros(sampling.slots, np.int32)
         self._recent = np.full((sampling.slots, model.config.token_shift), NO_TOKEN, np.int32)
         self._threads = ThreadPoolExecutor(self.shapes.threads, "tbx-sampler") if self.shapes.threads > 1 else None

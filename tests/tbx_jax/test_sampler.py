@@ -279,12 +279,16 @@ def test_long_rows_of_a_small_model_go_in_smaller_groups_and_write_the_same(monk
     assert max(sizes) == 2 < max(rows.shapes.write_rows)
 
 
-def test_a_cache_split_over_two_devices_changes_no_token():
+@pytest.mark.parametrize("reads", [None, "in_place"])
+def test_a_cache_split_over_two_devices_changes_no_token(reads, request):
+    if reads is not None:
+        request.getfixturevalue(reads)
     rules = {"b": "fsdp", "d": "fsdp"}
     mesh = build_mesh(MeshConfig(axes={"fsdp": 2}, rules=rules))
-    spread = Sampler(MODEL, END, SAMPLING, 0, mesh=mesh, rules=rules)
+    sampling = SAMPLING.model_copy(update={"slots": 2})
+    spread = Sampler(MODEL, END, sampling, 0, mesh=mesh, rules=rules)
     params = shard_tree(PARAMS, parameter_letters(MODEL), mesh, rules)
-    wanted = words(play(Sampler(MODEL, END, SAMPLING, 0), PARAMS, range(4), turns=2)[1])
+    wanted = words(play(Sampler(MODEL, END, sampling, 0), PARAMS, range(4), turns=2)[1])
     assert words(play(spread, params, range(4), turns=2)[1]) == wanted
     assert len(spread._rows._cache.values_lbksh.sharding.device_set) == 2
 
