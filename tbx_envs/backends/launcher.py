@@ -258,7 +258,7 @@ class _Program:
         self.ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.gone = False
         self._listens = False
-        self._asked: dict[int, asyncio.Future[int]] = {}
+        self._asked: dict[int, asyncio.Future[tuple[int, asyncio.Future[int | None]]]] = {}
         self._live: dict[int, asyncio.Future[int | None]] = {}
         self._number = 0
         self._buffer = b""
@@ -305,7 +305,7 @@ class _Program:
         errors_read, errors_write = os.pipe()
         try:
             await self._send({"start": number, **request}, [theirs.fileno(), errors_write])
-            pid = await answer
+            pid, ended = await answer
         except BaseException:
             ours.close()
             os.close(errors_read)
@@ -315,7 +315,7 @@ class _Program:
             theirs.close()
             os.close(errors_write)
         ours.setblocking(False)
-        return ServerProcess(pid, ours, ErrorTail(self._loop, errors_read), self._live[pid], launcher)
+        return ServerProcess(pid, ours, ErrorTail(self._loop, errors_read), ended, launcher)
 
     def kill(self, pid: int) -> None:
         if pid not in self._live:
@@ -375,12 +375,12 @@ class _Program:
             if not self.ready.done():
                 self.ready.set_result(message)
         elif "started" in message:
-            self._live[message["pid"]] = self._loop.create_future()
+            ended = self._live[message["pid"]] = self._loop.create_future()
             answer = self._asked.get(message["started"])
             if answer is None or answer.done():  # nobody waits for it any more
                 self.kill(message["pid"])
             else:
-                answer.set_result(message["pid"])
+                answer.set_result((message["pid"], ended))  # it may have ended before who asked looks at it
         elif "failed" in message:
             answer = self._asked.get(message["failed"])
             if answer is not None and not answer.done():

@@ -14,6 +14,7 @@ import urllib.request
 
 import pytest
 
+from tbx_envs.backends import launcher
 from tbx_envs.backends.server_pool import ServerPool
 from tbx_envs.backends.servers_file import ProcessServer
 from tbx_envs.errors import CheckFault, ConfigError, ToolFault
@@ -229,6 +230,23 @@ def test_a_server_that_is_unknown_or_cannot_be_started_as_configured_is_an_error
 )
 def test_a_command_that_cannot_be_run_is_named(trouble_with, how, changes):
     pool = ServerPool({"trouble": trouble_with(**changes)}, start=how, knowledge=False)
+    with pool, pytest.raises((ConfigError, ToolFault), match="/nowhere"):
+        pool.open({}, servers=["trouble"])
+
+
+def test_a_server_that_has_ended_before_its_start_is_noticed_is_explained_all_the_same(trouble_with, monkeypatch):
+    """Both messages come in one read when this process was busy; here always."""
+    original, held = launcher._Program._take, []
+
+    def together(self, message):
+        held.append(message)
+        if "started" not in message:
+            for one in held:
+                original(self, one)
+            held.clear()
+
+    monkeypatch.setattr(launcher._Program, "_take", together)
+    pool = ServerPool({"trouble": trouble_with(command=("/nowhere/server", "x"))}, start="spawn", knowledge=False)
     with pool, pytest.raises((ConfigError, ToolFault), match="/nowhere"):
         pool.open({}, servers=["trouble"])
 
