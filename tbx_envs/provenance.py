@@ -77,7 +77,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
     with (folder / ".lock").open("a+", encoding="utf-8") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        except (BlockingIOError, PermissionError) as error:
             file.seek(0)
             raise ConfigError(
                 f"{folder}: process {file.read().strip()} is at work in this folder. Wait until it has ended, or "

@@ -155,8 +155,12 @@ def train(config: TrainConfig, uids: Sequence[str], slots: EpisodeSlots) -> dict
                     lines.step(row)
                     if step % config.checkpoint_every == 0 or step == config.steps:
                         checkpoints.save(state, progress)
-        except (KeyboardInterrupt, EnvironmentFault, ConfigError):  # the last: a key that is refused from now on
+        except (KeyboardInterrupt, EnvironmentFault):
             checkpoints.save(state, progress)
+            raise
+        except ConfigError:  # a key that is refused from now on; before the first update, a configuration to correct
+            if progress.step:
+                checkpoints.save(state, progress)
             raise
     save_policy(output / "policy", model, state.params, tokenizer, like=config.policy, marked=bool(marks))
     summary = summary_of(read_metrics(output / "metrics.jsonl"), config) | marks

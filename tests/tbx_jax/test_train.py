@@ -17,6 +17,7 @@ from tiny_policy import PARITY_TASKS, train_config
 from tbx_envs.errors import CheckpointError, ConfigError, EnvironmentFault
 from tbx_envs.testing.parity_slots import ParitySlots
 from tbx_jax import train
+from tbx_jax.config import MeshConfig
 from tbx_jax.metrics_log import read_metrics
 from tbx_jax.weights import load_policy
 
@@ -116,6 +117,14 @@ def test_a_key_that_is_refused_from_now_on_leaves_a_checkpoint_of_the_last_updat
     assert (tmp_path / "checkpoints" / "3").is_dir()
     run_toy(tiny_folder, tmp_path)
     assert weights(tmp_path) == weights(unbroken)
+
+
+def test_a_configuration_that_fails_before_the_first_update_can_be_corrected_in_the_same_folder(tiny_folder, tmp_path):
+    mesh = MeshConfig(axes={"fsdp": 2}, rules={"b": "fsdp"})
+    odd = tiny_policy.ALGO.model_copy(update={"micro_batch": 15})
+    with pytest.raises(ConfigError, match=r"multiple of 2"):
+        run_toy(tiny_folder, tmp_path, steps=1, mesh=mesh, algo=odd)
+    run_toy(tiny_folder, tmp_path, steps=1, mesh=mesh)
 
 
 def test_a_run_in_bfloat16_samples_with_narrow_matrices_and_trains_wide_ones(tiny_folder, tmp_path, monkeypatch):
