@@ -13,14 +13,14 @@ from tbx_envs.version import __version__
 
 register_built_in()
 if os.environ.get("TBX_DATASETS"):
-    from tbx_envs.datasets import register_from_environment
+    from tbx_envs.thinkingbox.dataset import register_from_environment
 
     register_from_environment()
 
 
 def __getattr__(name: str) -> Any:
     if name == "register_dataset":
-        from tbx_envs.datasets import register_dataset
+        from tbx_envs.thinkingbox.dataset import register_dataset
 
         return register_dataset
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -56,7 +56,7 @@ from tbx_envs.stages.built_in import BuiltInStage
 from tbx_envs.task import Task
 
 if TYPE_CHECKING:
-    from tbx_envs.datasets.records import DatasetTask
+    from tbx_envs.thinkingbox.dataset.records import DatasetTask
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 
@@ -211,7 +211,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
     def _new_stage(self) -> Stage:
         if self.domain is not None:
             return BuiltInStage(self.task, self.domain, self._options, self._seed)
-        from tbx_envs.stages.dataset import DatasetStage
+        from tbx_envs.thinkingbox.runtime import DatasetStage
 
         return DatasetStage(self.task, self._options, self._seed)
 
@@ -414,7 +414,7 @@ def _stage_options(given: Mapping[str, Any]) -> StageOptions:
 def _task_and_domain(uid: str) -> tuple[Task | DatasetTask, Domain | None]:
     """The task, and its domain when it is one of ours. A uid of a dataset has a colon (`file.py:test`)."""
     if ":" in uid:
-        from tbx_envs.datasets import dataset_of
+        from tbx_envs.thinkingbox.dataset import dataset_of
 
         return dataset_of(uid).task(uid), None
     task = load_domain(uid.partition("/")[0]).task(uid)

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from tbx_envs.campaign_files import CampaignLog, Row
-from tbx_envs.datasets import records
-from tbx_envs.datasets.records import DatasetTask
+from tbx_envs.thinkingbox.dataset import records
+from tbx_envs.thinkingbox.dataset.records import DatasetTask
 from tbx_envs.domains import load_domain
 from tbx_envs.episode import Episode
 from tbx_envs.errors import CheckFault, ConfigError, PolicyFault

@@ -18,8 +18,8 @@ from typing import Any
 from scipy import stats
 
 from tbx_envs.campaign_files import write_json
-from tbx_envs.datasets import is_dataset_uid
-from tbx_envs.datasets.guard import MARK, benchmark_uids, refuse_benchmark
+from tbx_envs.thinkingbox.dataset import is_dataset_uid
+from tbx_envs.thinkingbox.dataset.guard import MARK, benchmark_uids, refuse_benchmark
 from tbx_envs.domains import load_domain
 from tbx_envs.errors import ConfigError, DomainError
 from tbx_envs.evaluate import task_hash
@@ -131,7 +131,7 @@ def refuse_heldout(uids: Sequence[str], *, purpose: str = "training", train_on_b
 
     Args:
         purpose: what the tasks are for, for the message.
-        train_on_benchmark: lets tasks of the benchmark through (`tbx_envs.datasets.guard`); whoever gives it marks
+        train_on_benchmark: lets tasks of the benchmark through (`tbx_envs.thinkingbox.dataset.guard`); whoever gives it marks
             the results. Held-out tasks of the built-in domains are refused all the same.
 
     Raises:

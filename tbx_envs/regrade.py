@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tbx_envs.campaign_files import CampaignLog, Row, load_rows
-from tbx_envs.datasets.records import DatasetTask
+from tbx_envs.thinkingbox.dataset.records import DatasetTask
 from tbx_envs.domains import load_domain
 from tbx_envs.episode import CheckReport, Episode, Fault
 from tbx_envs.errors import CheckFault, ConfigError, EnvironmentFault
@@ -108,7 +108,7 @@ def _checked(task: DatasetTask, episode: Episode, options: StageOptions) -> tupl
     """What the task's test says of the evidence that was saved, and the judge's tokens."""
     if episode.evidence is None:
         raise CheckFault(f"task {episode.uid}: the episode was saved without evidence, so it cannot be graded again.")
-    from tbx_envs.stages.dataset import grade, judge_of, judge_usage
+    from tbx_envs.thinkingbox.runtime import grade, judge_of, judge_usage
 
     judge = judge_of(options.judge)
     report = grade(task, episode.transcript, episode.evidence, judge, options.check_timeout_s)

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from tbx_envs.campaign_files import Row, load_rows
 from tbx_envs.compare import Comparison
-from tbx_envs.datasets.guard import MARK
+from tbx_envs.thinkingbox.dataset.guard import MARK
 from tbx_envs.errors import ConfigError
 from tbx_envs.evaluate import summarize
 from tbx_envs.pool import BANDS, Pool

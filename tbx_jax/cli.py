@@ -259,7 +259,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Arguments], int | None]]] = {
     ),
     "export": ("write a policy as a folder that other programs load", _export),
     "serve-policy": ("a policy as an OpenAI-compatible chat endpoint", _program("tbx_jax.policy_server:main")),
-    "serve": ("answer the original's HTTP session API, on our server pool", _program("tbx_envs.serving.serve:main")),
+    "serve": ("answer the original's HTTP session API, on our server pool", _program("tbx_envs.thinkingbox.api.serve:main")),
     "report": ("the measures of a campaign", _report),
     "compare": ("two campaigns side by side", _compare),
     "show": ("transcripts of a campaign", _show),

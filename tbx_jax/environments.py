@@ -103,7 +103,7 @@ def environment_options(
         "judge": judge.kind,
     }
     if endpoints.judge is not None:
-        from tbx_envs.checks.judge import EndpointJudge
+        from tbx_envs.thinkingbox.grading.judge import EndpointJudge
 
         options["judge"] = EndpointJudge(endpoints.judge, judge.style)
     if endpoints.user is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tbx_envs.campaign_files import Row, load_rows, write_json
 from tbx_envs.costs import campaign_costs
-from tbx_envs.datasets.guard import MARK, is_marked_policy
+from tbx_envs.thinkingbox.dataset.guard import MARK, is_marked_policy
 from tbx_envs.errors import ConfigError, did_you_mean
 from tbx_envs.evaluate import refuse_many_voids, run_campaign, summarize, tallies_of
 from tbx_envs.policies import Player

@@ -8,8 +8,8 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from tbx_envs.datasets import Dataset, dataset_of, refuse_broken, registered_datasets
-from tbx_envs.datasets.records import DatasetTask
+from tbx_envs.thinkingbox.dataset import Dataset, dataset_of, refuse_broken, registered_datasets
+from tbx_envs.thinkingbox.dataset.records import DatasetTask
 from tbx_envs.domains import load_domain
 from tbx_envs.errors import ConfigError, DomainError, did_you_mean
 from tbx_envs.evaluate import task_hash

@@ -27,7 +27,7 @@ import numpy as np
 
 from tbx_envs.campaign_files import write_json
 from tbx_envs.chat.template import ChatTemplate
-from tbx_envs.datasets.guard import MARK, benchmark_uids, is_marked_policy
+from tbx_envs.thinkingbox.dataset.guard import MARK, benchmark_uids, is_marked_policy
 from tbx_envs.episode import FinishReason
 from tbx_envs.errors import ConfigError, EnvironmentFault
 from tbx_envs.pool import load_pool, refuse_heldout

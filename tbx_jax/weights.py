@@ -30,7 +30,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tbx_envs.chat.chatml import CHAT_TEMPLATES
-from tbx_envs.datasets.guard import MARK_FILE, mark_policy
+from tbx_envs.thinkingbox.dataset.guard import MARK_FILE, mark_policy
 from tbx_envs.errors import CheckpointError, ConfigError, did_you_mean
 from tbx_jax import smollm2
 from tbx_jax.config import ModelConfig, validated
@@ -354,7 +354,7 @@ def save_policy(
             of `config.json`, the tokenizer's and generation's files, tensors of an image encoder. Only the chat
             template is the tokenizer's.
         dtype: of the tensors; None is that of each tensor in `like`, float32 without it.
-        marked: the policy was trained on tasks of the benchmark (`tbx_envs.datasets.guard`).
+        marked: the policy was trained on tasks of the benchmark (`tbx_envs.thinkingbox.dataset.guard`).
 
     Raises:
         CheckpointError: parameters that are not those of the model, a model that is not that of `like`, or a folder

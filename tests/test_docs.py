@@ -258,7 +258,7 @@ def modules():
     files = sorted([*(ROOT / "tbx_envs").rglob("*.py"), *(ROOT / "tbx_jax").rglob("*.py")])
     named = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
     # The check worker is a program of its own: its files import one another from its own folder.
-    return {name: file for name, file in named.items() if not name.startswith("tbx_envs.checks.worker.")}
+    return {name: file for name, file in named.items() if not name.startswith("tbx_envs.thinkingbox.grading.worker.")}
 
 
 MODULES = modules()

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
-from tbx_envs.datasets.records import DatasetTask
+from tbx_envs.thinkingbox.dataset.records import DatasetTask
 from tbx_envs.episode import Episode
 from tbx_envs.messages import Message
 from tbx_envs.task import Task

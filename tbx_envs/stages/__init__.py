@@ -2,7 +2,7 @@
 
 `ToolEnv` knows the course of an episode and nothing else; where tools run and what is compared at the end is the
 stage's business. There are two: tasks of our own domains (`tbx_envs.stages.built_in`) and tasks of ThinkingBox
-datasets on other people's servers (`tbx_envs.stages.dataset`).
+datasets on other people's servers (`tbx_envs.thinkingbox.runtime`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StageOptions:
         tool_timeout_s: how long one call may take before the episode is void; None is 10 s for our own domains and
             60 s for other people's servers.
         judge: who answers the questions that some checks of datasets ask: `none`, `yes` (everything is right), or a
-            `tbx_envs.checks.judge.Judge`.
+            `tbx_envs.thinkingbox.grading.judge.Judge`.
         start: how a dataset's process servers begin: `fork` from a process that has imported them once, or `spawn`.
         clock: the moment that the clock of a dataset's servers shows; None is the real one. A task's own goes first.
         clock_runs: the clock goes on from that moment; otherwise it stands still.

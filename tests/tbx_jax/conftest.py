@@ -6,8 +6,8 @@ import pytest
 import tiny_policy
 from gymnasium.envs.registration import registry
 
-from tbx_envs import datasets
-from tbx_envs.datasets import benchmark
+from tbx_envs.thinkingbox import dataset as datasets
+from tbx_envs.thinkingbox.dataset import benchmark
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +30,7 @@ def bikeshop(monkeypatch):
         monkeypatch.setattr(datasets, name, {})
     before = dict(registry)
     keys = benchmark.parse_lock(f"rentals_main.py:test_end_rental {'0' * 64} {'0' * 64}\n")
-    monkeypatch.setattr("tbx_envs.datasets.assembly.benchmark_keys", lambda: keys)
+    monkeypatch.setattr("tbx_envs.thinkingbox.dataset.assembly.benchmark_keys", lambda: keys)
     path = pathlib.Path(__file__).parents[1] / "data" / "bikeshop"
     datasets.register_dataset(path)
     yield path

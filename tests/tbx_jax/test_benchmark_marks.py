@@ -7,7 +7,7 @@ import tiny_policy
 from hydra import compose, initialize_config_module
 from tiny_policy import PARITY_TASKS, train_config
 
-from tbx_envs.datasets.guard import MARK, OVERRIDE, is_marked_policy
+from tbx_envs.thinkingbox.dataset.guard import MARK, OVERRIDE, is_marked_policy
 from tbx_envs.errors import ConfigError
 from tbx_envs.policies.idle import IdlePlayer
 from tbx_envs.provenance import write_provenance
