@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium
 
-from tbx_envs.arguments import transport_problem
-from tbx_envs.backends.listing import domain_function_dicts
+from tbx_envs.tools.arguments import transport_problem
+from tbx_envs.tools.listing import domain_function_dicts
 from tbx_envs.chat.interpretation import interpret, schemas_of
 from tbx_envs.domains import Domain, load_domain
 from tbx_envs.episode import TERMINATED, CheckReport, Episode, Fault, FinishReason
@@ -51,8 +51,8 @@ from tbx_envs.messages import (
 )
 from tbx_envs.rendering import transcript_text
 from tbx_envs.spaces import AnyText
-from tbx_envs.stages import Stage, StageOptions
-from tbx_envs.stages.built_in import BuiltInStage
+from tbx_envs.runtime import Stage, StageOptions
+from tbx_envs.domains.runtime import BuiltInStage
 from tbx_envs.task import Task
 
 if TYPE_CHECKING:

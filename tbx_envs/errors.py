@@ -15,7 +15,7 @@
       CheckpointError    weights or state on disk do not fit the model
       ShapeError         arrays that cannot go together
 
-A *refusal* is not in this tree on purpose: a tool that says no (`tbx_envs.toolbox.ToolRefusal`) answers the
+A *refusal* is not in this tree on purpose: a tool that says no (`tbx_envs.tools.tool.ToolRefusal`) answers the
 model. A message says what was asked, what is there, and what to do.
 """
 

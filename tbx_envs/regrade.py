@@ -20,8 +20,8 @@ from tbx_envs.episode import CheckReport, Episode, Fault
 from tbx_envs.errors import CheckFault, ConfigError, EnvironmentFault
 from tbx_envs.evaluate import campaign_row, task_hash
 from tbx_envs.messages import ToolCall, ToolResult, Turn
-from tbx_envs.stages import StageOptions
-from tbx_envs.stages.built_in import BuiltInStage
+from tbx_envs.runtime import StageOptions
+from tbx_envs.domains.runtime import BuiltInStage
 from tbx_envs.task import Task
 from tbx_envs.task_lists import find_task
 from tbx_envs.transcripts import load_episodes

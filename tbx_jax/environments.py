@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tbx_envs.costs import Prices
-from tbx_envs.stages import UserMaker
+from tbx_envs.runtime import UserMaker
 from tbx_jax.config import (
     AgentConfig,
     EndpointSettings,

@@ -28,11 +28,11 @@ from sqlalchemy import (
     update,
 )
 
-from tbx_envs.clock import WorldClock
+from tbx_envs.tools.clock import WorldClock
 from tbx_envs.domains import Domain, Family, ScriptedAgent, Topic
 from tbx_envs.messages import DONE_MARK, ToolCall, Turn
 from tbx_envs.task import ExpectedCall, Task, UserContext
-from tbx_envs.toolbox import Tool, ToolContext, ToolRefusal, tool
+from tbx_envs.tools.tool import Tool, ToolContext, ToolRefusal, tool
 
 CLOCK = WorldClock(datetime.datetime(2031, 5, 6, 9, 0))
 POLICY = "You take orders at a kiosk. Ask for the pickup code before you order. End with <DONE>."

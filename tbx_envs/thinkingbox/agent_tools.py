@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tbx_envs.arguments import transport_problem
-from tbx_envs.backends import Answer, ServedTool, ServerSession
+from tbx_envs.tools.arguments import transport_problem
+from tbx_envs.tools.session import Answer, ServedTool, ServerSession
 from tbx_envs.thinkingbox.dataset.records import BuiltinTool, DatasetTask, ToolChoice
 from tbx_envs.errors import DomainError, did_you_mean
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from tbx_envs.backends import Answer, ServerSession
+from tbx_envs.tools.session import Answer, ServerSession
 from tbx_envs.thinkingbox.servers.server_pool import ServerPool
 from tbx_envs.thinkingbox.servers.servers_file import load_servers
 from tbx_envs.thinkingbox.grading.evidence import evidence_of
@@ -25,7 +25,7 @@ from tbx_envs.thinkingbox.dataset.records import DatasetTask
 from tbx_envs.episode import CheckReport
 from tbx_envs.errors import ConfigError, DomainError, UserFault
 from tbx_envs.messages import Message, Text, ToolCall, Transcript, Turn
-from tbx_envs.stages import StageOptions, user_usage
+from tbx_envs.runtime import StageOptions, user_usage
 from tbx_envs.thinkingbox.agent_tools import AgentTools
 from tbx_envs.users import User
 
@@ -33,7 +33,7 @@ _TIMEOUT_S = 60.0
 
 
 class DatasetStage:
-    """See `tbx_envs.stages.Stage`.
+    """See `tbx_envs.runtime.Stage`.
 
     Raises:
         EnvironmentFault: a server did not start, or the user could not be made.

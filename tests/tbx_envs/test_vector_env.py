@@ -9,7 +9,7 @@ from tbx_envs.env import ToolEnv
 from tbx_envs.errors import ActionError, DomainError
 from tbx_envs.messages import Text, ToolCall, ToolResult, Turn
 from tbx_envs.registration import env_id, frozen_uids
-from tbx_envs.toolbox import ToolContext, tool
+from tbx_envs.tools.tool import ToolContext, tool
 from tbx_envs.vector import EpisodeSlots, ToolVectorEnv
 
 

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from tbx_envs.clock import WorldClock
+from tbx_envs.tools.clock import WorldClock
 from tbx_envs.domains.clinic import names
 from tbx_envs.domains.clinic.tables import METADATA
 

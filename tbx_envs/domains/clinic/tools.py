@@ -30,7 +30,7 @@ from tbx_envs.domains.clinic.tables import (
     VERIFICATIONS,
     VISITS,
 )
-from tbx_envs.toolbox import ToolContext, ToolRefusal, tool
+from tbx_envs.tools.tool import ToolContext, ToolRefusal, tool
 
 PatientId = Annotated[str, "Id of the patient, for example P12."]
 VisitId = Annotated[str, "Id of a booked visit, for example V31."]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tbx_envs.backends import ServerSession
+from tbx_envs.tools.session import ServerSession
 from tbx_envs.thinkingbox.grading.judge import Judge, Opinion
 from tbx_envs.thinkingbox.grading.worker.check_server.frames import FrameReader, frame
 from tbx_envs.thinkingbox.grading.worker_process import WorkerProcess

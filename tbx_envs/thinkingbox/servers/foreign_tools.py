@@ -11,7 +11,7 @@ from typing import Any
 
 import mcp_types as types
 
-from tbx_envs.backends import ServedTool
+from tbx_envs.tools.session import ServedTool
 from tbx_envs.errors import ToolFault
 
 RESERVED = "__reserved__"  # what a tool's name begins with when no agent may see it

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args
 
 from mcp.shared.exceptions import MCPError
 
-from tbx_envs.arguments import transport_problem
-from tbx_envs.backends import Answer, ServedTool
+from tbx_envs.tools.arguments import transport_problem
+from tbx_envs.tools.session import Answer, ServedTool
 from tbx_envs.thinkingbox.servers.foreign_tools import (
     EFFECTS,
     INIT,
@@ -157,7 +157,7 @@ class ServerPool:
 
 
 class PoolSession:
-    """One episode's servers (`tbx_envs.backends.ServerSession`).
+    """One episode's servers (`tbx_envs.tools.session.ServerSession`).
 
     Attributes:
         session_id: told to servers whose reserved tools ask for one.

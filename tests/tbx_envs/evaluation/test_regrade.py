@@ -64,7 +64,7 @@ def test_a_void_episode_stays_void(tmp_path, monkeypatch):
         raise RuntimeError("gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr("tbx_envs.stages.built_in.check_state", broken)
+        patched.setattr("tbx_envs.domains.runtime.check_state", broken)
         campaign(tmp_path / "played", IdlePlayer(), UIDS[:1], attempts=1)
     (row,) = regrade_campaign(tmp_path / "played", tmp_path / "again" / "rows.jsonl")
     assert (row["passed"], row["fault"]) == (None, "check")

@@ -118,7 +118,7 @@ def test_a_fault_of_the_environment_is_void_with_its_own_kind(monkeypatch):
     def broken(*arguments, **options):
         raise ToolFault("the tool server is gone")
 
-    monkeypatch.setattr("tbx_envs.backends.in_process.InProcessSession.call", broken)
+    monkeypatch.setattr("tbx_envs.domains.in_process.InProcessSession.call", broken)
     (episode,) = OraclePlayer().play([Attempt(UID, 0, 0)])
     assert (episode.reward, episode.fault.kind) == (None, "tool")
 

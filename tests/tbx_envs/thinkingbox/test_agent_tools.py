@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tbx_envs.backends import Answer, ServedTool
+from tbx_envs.tools.session import Answer, ServedTool
 from tbx_envs.thinkingbox.dataset.records import BuiltinTool, DatasetTask, ToolChoice
 from tbx_envs.errors import DomainError
 from tbx_envs.thinkingbox.agent_tools import AgentTools

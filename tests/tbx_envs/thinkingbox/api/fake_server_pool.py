@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tbx_envs.backends import Answer, ServedTool
+from tbx_envs.tools.session import Answer, ServedTool
 from tbx_envs.errors import CheckFault, ToolFault
 
 SERVERS = ("shop", "notes")

@@ -8,11 +8,11 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from tbx_envs.arguments import InvalidCall, checked_arguments, find_tool
-from tbx_envs.backends import Answer
-from tbx_envs.clock import WorldClock
+from tbx_envs.tools.arguments import InvalidCall, checked_arguments, find_tool
+from tbx_envs.tools.session import Answer
+from tbx_envs.tools.clock import WorldClock
 from tbx_envs.errors import ToolFault
-from tbx_envs.toolbox import Tool, ToolContext, ToolRefusal
+from tbx_envs.tools.tool import Tool, ToolContext, ToolRefusal
 
 
 def answer_call(tools: Mapping[str, Tool], db: Connection, clock: WorldClock, name: Any, arguments: Any) -> Answer:

@@ -13,7 +13,7 @@ from typing import Any
 import mcp_types as types
 from mcp.server import Server
 
-from tbx_envs.backends import Answer
+from tbx_envs.tools.session import Answer
 from tbx_envs.domains import Domain
 from tbx_envs.errors import ToolFault
 from tbx_envs.version import __version__

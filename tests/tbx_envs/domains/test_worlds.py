@@ -5,13 +5,13 @@ import pytest
 import sqlalchemy
 from sqlalchemy import insert, select, update
 
-from tbx_envs import worlds
+from tbx_envs.domains import worlds
 from tbx_envs.domains import load_domain
 from tbx_envs.errors import DomainError
 from tbx_envs.task import ExpectedCall
 from tbx_envs.testing.kiosk import ITEMS, METADATA, NOTES, ORDERS
-from tbx_envs.toolbox import tool
-from tbx_envs.worlds import (
+from tbx_envs.tools.tool import tool
+from tbx_envs.domains.worlds import (
     build_template,
     differences,
     digest,

@@ -22,7 +22,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from tbx_envs.clock import WorldClock
+from tbx_envs.tools.clock import WorldClock
 from tbx_envs.errors import DomainError
 
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}

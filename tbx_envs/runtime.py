@@ -1,7 +1,7 @@
 """A stage is what one episode stands on: what is said at its beginning, its tools, its user and its check.
 
 `ToolEnv` knows the course of an episode and nothing else; where tools run and what is compared at the end is the
-stage's business. There are two: tasks of our own domains (`tbx_envs.stages.built_in`) and tasks of ThinkingBox
+stage's business. There are two: tasks of our own domains (`tbx_envs.domains.runtime`) and tasks of ThinkingBox
 datasets on other people's servers (`tbx_envs.thinkingbox.runtime`).
 """
 
@@ -12,7 +12,7 @@ import datetime
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
-from tbx_envs.backends import Answer
+from tbx_envs.tools.session import Answer
 from tbx_envs.costs import TokenUsage, usage_counts
 from tbx_envs.episode import CheckReport
 from tbx_envs.errors import ActionError

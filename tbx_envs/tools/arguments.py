@@ -13,7 +13,7 @@ What is coerced, and nothing else:
 Everything that SQLite or a transport could not carry is refused here, so that no text a policy writes can
 break a tool: integers beyond 64 bits, NaN and infinities, lone surrogates, objects that have no JSON form.
 
-The words are read by the model, so they never contain text of a library (`tests/tbx_envs/test_arguments.py`
+The words are read by the model, so they never contain text of a library (`tests/tbx_envs/tools/test_arguments.py`
 pins them): jsonschema decides, this module says it.
 """
 
@@ -30,7 +30,7 @@ from jsonschema.exceptions import ValidationError
 from jsonschema.validators import extend
 
 from tbx_envs.errors import did_you_mean
-from tbx_envs.toolbox import Tool
+from tbx_envs.tools.tool import Tool
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}(\.[0-9]{1,19})?([eE][+-]?[0-9]{1,3})?")

@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tbx_envs.toolbox import Tool
+from tbx_envs.tools.tool import Tool
 
 _KEYS = ("type", "description", "enum", "items", "properties", "required", "additionalProperties")
 

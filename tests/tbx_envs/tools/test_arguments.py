@@ -3,8 +3,8 @@ from typing import Annotated, Literal
 import jsonschema
 import pytest
 
-from tbx_envs.arguments import InvalidCall, checked_arguments, find_tool, transport_problem
-from tbx_envs.toolbox import Tool, ToolContext, tool
+from tbx_envs.tools.arguments import InvalidCall, checked_arguments, find_tool, transport_problem
+from tbx_envs.tools.tool import Tool, ToolContext, tool
 
 
 @tool(mutates=False)
