@@ -49,8 +49,8 @@ from tbx_envs.thinkingbox.servers.servers_file import load_servers
 from tbx_envs.thinkingbox.dataset import registered_datasets
 from tbx_envs.thinkingbox.dataset.dataset import Dataset
 from tbx_envs.thinkingbox.dataset.records import DatasetTask
-from tbx_envs.policies import Attempt
-from tbx_envs.policies.oracle import OraclePlayer
+from tbx_envs.agents import Attempt
+from tbx_envs.agents.oracle import OraclePlayer
 from tbx_envs.thinkingbox.search.search_service import ensure_search_service
 from tbx_envs.thinkingbox.runtime import close_shared
 

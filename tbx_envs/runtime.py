@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 from tbx_envs.tools.session import Answer
-from tbx_envs.costs import TokenUsage, usage_counts
+from tbx_envs.endpoints.costs import TokenUsage, usage_counts
 from tbx_envs.episode import CheckReport
 from tbx_envs.errors import ActionError
 from tbx_envs.messages import Message, Transcript

@@ -102,7 +102,7 @@ def _hydra(name: str, record_name: str, run: str) -> Callable[[Arguments], int]:
         def program(composed: Any) -> None:
             from hydra.core.hydra_config import HydraConfig
 
-            from tbx_envs.provenance import provenance
+            from tbx_envs.evaluation.provenance import provenance
 
             for chatty in ("jax", "absl"):  # backends that are missing; every option of the checkpoint manager
                 logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -183,8 +183,8 @@ def _report(rest: Arguments) -> None:
     parser.add_argument("folder", help="output_dir of `tbx evaluate` or `tbx pool`")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     given = parser.parse_args(rest)
-    from tbx_envs import report
-    from tbx_envs.pool import load_pool
+    from tbx_envs.evaluation import report
+    from tbx_envs.evaluation.pool import load_pool
 
     summary = report.campaign_summary(given.folder)
     if given.json:
@@ -201,8 +201,8 @@ def _compare(rest: Arguments) -> None:
     parser.add_argument("first", help="output_dir of the campaign to compare with")
     parser.add_argument("second", help="output_dir of the other one")
     given = parser.parse_args(rest)
-    from tbx_envs.compare import compare_folders
-    from tbx_envs.report import print_comparison
+    from tbx_envs.evaluation.compare import compare_folders
+    from tbx_envs.evaluation.report import print_comparison
 
     print_comparison(compare_folders(given.first, given.second), (given.first, given.second))
 

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from tbx_envs.campaign_files import write_json
-from tbx_envs.task_lists import find_task, is_unseen_family, select_tasks
+from tbx_envs.evaluation.files import write_json
+from tbx_envs.evaluation.task_lists import find_task, is_unseen_family, select_tasks
 from tbx_jax import evaluation, train
 from tbx_jax.chart import draw_demo
 from tbx_jax.config import AgentConfig, DemoConfig, EvaluateConfig, PoolConfig, TrainConfig

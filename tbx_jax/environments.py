@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tbx_envs.costs import Prices
+from tbx_envs.endpoints.costs import Prices
 from tbx_envs.runtime import UserMaker
 from tbx_jax.config import (
     AgentConfig,
@@ -19,7 +19,7 @@ from tbx_jax.config import (
 )
 
 if TYPE_CHECKING:  # the HTTP client is imported when a run has an endpoint, not before
-    from tbx_envs.endpoints import ChatEndpoint, EndpointConfig
+    from tbx_envs.endpoints.client import ChatEndpoint, EndpointConfig
     from tbx_envs.users.model import ModelUser
 
 
@@ -56,20 +56,20 @@ def opened_endpoints(*, judge: JudgeConfig, user: UserConfig, agent: AgentConfig
         def opened(part: Any) -> ChatEndpoint | None:
             if part is None or part.endpoint is None:
                 return None
-            from tbx_envs.endpoints import ChatEndpoint
+            from tbx_envs.endpoints.client import ChatEndpoint
 
             return stack.enter_context(contextlib.closing(ChatEndpoint(endpoint_config(part.endpoint))))
 
         endpoints = Endpoints(agent=opened(agent), user=opened(user), judge=opened(judge))
         if endpoints.named:
-            from tbx_envs.endpoints import stopped_by_interrupts
+            from tbx_envs.endpoints.client import stopped_by_interrupts
 
             stack.enter_context(stopped_by_interrupts(endpoints.named.values()))
         yield endpoints
 
 
 def endpoint_config(settings: EndpointSettings) -> EndpointConfig:
-    from tbx_envs.endpoints import EndpointConfig
+    from tbx_envs.endpoints.client import EndpointConfig
 
     return EndpointConfig(
         base_url=settings.base_url,

@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tbx_envs.campaign_files import Row, load_rows, write_json
-from tbx_envs.costs import campaign_costs
+from tbx_envs.evaluation.files import Row, load_rows, write_json
+from tbx_envs.endpoints.costs import campaign_costs
 from tbx_envs.thinkingbox.dataset.guard import MARK, is_marked_policy
 from tbx_envs.errors import ConfigError, did_you_mean
-from tbx_envs.evaluate import refuse_many_voids, run_campaign, summarize, tallies_of
-from tbx_envs.policies import Player
-from tbx_envs.pool import Pool, refuse_heldout, save_pool, select_pool
-from tbx_envs.provenance import mark_provenance
-from tbx_envs.regrade import regrade_campaign
-from tbx_envs.report import CampaignProgress, print_campaign, print_pool
-from tbx_envs.task_lists import select_tasks
+from tbx_envs.evaluation.run import refuse_many_voids, run_campaign, summarize, tallies_of
+from tbx_envs.agents import Player
+from tbx_envs.evaluation.pool import Pool, refuse_heldout, save_pool, select_pool
+from tbx_envs.evaluation.provenance import mark_provenance
+from tbx_envs.evaluation.regrade import regrade_campaign
+from tbx_envs.evaluation.report import CampaignProgress, print_campaign, print_pool
+from tbx_envs.evaluation.task_lists import select_tasks
 from tbx_jax.config import EvaluateConfig, PoolConfig, SamplingConfig
 from tbx_jax.environments import (
     Endpoints,
@@ -39,7 +39,7 @@ def run_evaluation(config: EvaluateConfig) -> dict[str, Any]:
     """Repeats the tasks, writes rows and summary into `output_dir`, prints the table.
 
     Returns:
-        What `summary.json` holds: the measures (`tbx_envs.evaluate.summarize`) with `policy`, `seed` and
+        What `summary.json` holds: the measures (`tbx_envs.evaluation.run.summarize`) with `policy`, `seed` and
         `k`, the number of attempts at each task.
 
     Raises:
@@ -136,19 +136,19 @@ def build_player(
     options_of_ours = {"concurrency": concurrency_for(config.environment, uids, endpoints), **options}
     match config.policy:
         case "oracle":
-            from tbx_envs.policies.oracle import OraclePlayer
+            from tbx_envs.agents.oracle import OraclePlayer
 
             return OraclePlayer(**options_of_ours)
         case "idle":
-            from tbx_envs.policies.idle import IdlePlayer
+            from tbx_envs.agents.idle import IdlePlayer
 
             return IdlePlayer(**options_of_ours)
         case "scripted":
-            from tbx_envs.policies.scripted import ScriptedPlayer
+            from tbx_envs.agents.scripted import ScriptedPlayer
 
             return ScriptedPlayer(lapse, **options_of_ours)
         case "endpoint":
-            from tbx_envs.policies.endpoint import EndpointPlayer
+            from tbx_envs.agents.endpoint import EndpointPlayer
 
             if endpoints.agent is None:
                 raise ConfigError(

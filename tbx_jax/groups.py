@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float32
 
 from tbx_envs.errors import EnvironmentFault
-from tbx_envs.policies import Attempt
+from tbx_envs.agents import Attempt
 from tbx_envs.seeding import derive
 from tbx_jax.advantages import group_has_signal
 from tbx_jax.config import AlgoConfig

@@ -10,7 +10,7 @@ from typing import Any
 
 from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.episode import Episode
-from tbx_envs.policies import Attempt
+from tbx_envs.agents import Attempt
 from tbx_envs.vector import EpisodeSlots
 from tbx_jax.compilation import enable_compilation_cache
 from tbx_jax.config import MeshConfig, SamplingConfig

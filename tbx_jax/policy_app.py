@@ -36,7 +36,7 @@ from starlette.routing import Route
 from tbx_envs.chat.interpretation import interpret, schemas_of
 from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.errors import ConfigError, PolicyFault
-from tbx_envs.serving import addresses
+from tbx_envs.web import addresses
 from tbx_jax.chat_requests import (
     ChatRequest,
     RequestError,

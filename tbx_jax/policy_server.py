@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tbx_envs.errors import ConfigError
-from tbx_envs.serving import addresses
+from tbx_envs.web import addresses
 
 _DESCRIPTION = """
 Serve a policy through OpenAI's chat completions: POST /v1/chat/completions, GET /v1/models, GET /health.
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it announces that torch is missing
 
     # Imported here: `tbx serve-policy --help` need not wait for JAX.
-    from tbx_envs.serving import loopback
+    from tbx_envs.web import loopback
     from tbx_jax.compilation import enable_compilation_cache
     from tbx_jax.policy_app import create_app, opened_service
 
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _token(given: argparse.Namespace) -> str | None:
-    from tbx_envs.serving.access import read_token
+    from tbx_envs.web.access import read_token
 
     token = read_token("bearer", variable=given.token_env, file=given.token_file)
     if token is None and not addresses.is_loopback(given.host):

@@ -23,7 +23,7 @@ from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.episode import Episode, FinishReason
 from tbx_envs.errors import ConfigError
 from tbx_envs.messages import Turn
-from tbx_envs.policies import Attempt
+from tbx_envs.agents import Attempt
 from tbx_envs.vector import EpisodeSlots, SlotOutcome
 from tbx_jax.models import Params
 from tbx_jax.sampler import SampledTurn, Sampler

@@ -29,8 +29,8 @@ from tbx_envs.domains import Domain, load_domain
 from tbx_envs.episode import Episode
 from tbx_envs.errors import ConfigError, DomainError, did_you_mean
 from tbx_envs.messages import Message, Turn
-from tbx_envs.policies import Attempt
-from tbx_envs.policies.scripted import ScriptedPlayer
+from tbx_envs.agents import Attempt
+from tbx_envs.agents.scripted import ScriptedPlayer
 from tbx_envs.seeding import derive, rng
 from tbx_jax.batching import Batch, build_batch, length_buckets
 from tbx_jax.config import WarmstartConfig

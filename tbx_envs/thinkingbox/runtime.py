@@ -19,7 +19,7 @@ from tbx_envs.thinkingbox.servers.servers_file import load_servers
 from tbx_envs.thinkingbox.grading.evidence import evidence_of
 from tbx_envs.thinkingbox.grading.judge import EndpointJudge, Judge, YesJudge
 from tbx_envs.thinkingbox.grading.test_code import CheckWorker
-from tbx_envs.costs import usage_counts
+from tbx_envs.endpoints.costs import usage_counts
 from tbx_envs.thinkingbox.dataset import Dataset, dataset_of
 from tbx_envs.thinkingbox.dataset.records import DatasetTask
 from tbx_envs.episode import CheckReport

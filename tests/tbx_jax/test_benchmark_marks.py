@@ -9,9 +9,9 @@ from tiny_policy import PARITY_TASKS, train_config
 
 from tbx_envs.thinkingbox.dataset.guard import MARK, OVERRIDE, is_marked_policy
 from tbx_envs.errors import ConfigError
-from tbx_envs.policies.idle import IdlePlayer
-from tbx_envs.provenance import write_provenance
-from tbx_envs.report import campaign_summary
+from tbx_envs.agents.idle import IdlePlayer
+from tbx_envs.evaluation.provenance import write_provenance
+from tbx_envs.evaluation.report import campaign_summary
 from tbx_envs.testing.parity_slots import ParitySlots
 from tbx_jax import config as records
 from tbx_jax import evaluation, train

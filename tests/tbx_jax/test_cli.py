@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tbx_envs.task_lists import select_tasks
+from tbx_envs.evaluation.task_lists import select_tasks
 from tbx_envs.version import __version__
 from tbx_jax.cli import COMMANDS, main
 

@@ -8,7 +8,7 @@ import types
 import pytest
 from hydra import compose, initialize_config_module
 
-from tbx_envs.metrics import Tally, measures
+from tbx_envs.evaluation.metrics import Tally, measures
 from tbx_jax import demo
 from tbx_jax.config import DemoConfig, validated
 

@@ -4,7 +4,7 @@ import jax
 import tiny_policy
 
 from tbx_envs.domains import load_domain
-from tbx_envs.policies import Attempt
+from tbx_envs.agents import Attempt
 from tbx_jax import player
 from tbx_jax.config import MeshConfig
 from tbx_jax.player import CheckpointPlayer

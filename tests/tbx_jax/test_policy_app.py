@@ -11,7 +11,7 @@ import pytest
 from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.errors import ConfigError, PolicyFault
 from tbx_envs.messages import Text, Turn
-from tbx_envs.serving import loopback
+from tbx_envs.web import loopback
 from tbx_jax.chat_requests import Served
 from tbx_jax.conversations import Answer, Conversations
 from tbx_jax.policy_app import PolicyService, create_app, opened_service, serving_settings

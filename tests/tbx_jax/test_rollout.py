@@ -14,7 +14,7 @@ from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.episode import FinishReason
 from tbx_envs.errors import ConfigError
 from tbx_envs.messages import Turn
-from tbx_envs.policies import Attempt
+from tbx_envs.agents import Attempt
 from tbx_envs.testing.parity_slots import ParitySlots
 from tbx_jax import rollout as rollout_module
 from tbx_jax.models import token_logps

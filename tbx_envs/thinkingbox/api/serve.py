@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tbx_envs.errors import ConfigError
-from tbx_envs.serving import addresses
+from tbx_envs.web import addresses
 
 if TYPE_CHECKING:
-    from tbx_envs.serving.access import Access
+    from tbx_envs.web.access import Access
 
 _DESCRIPTION = """
 Serve tool servers to clients of ThinkingBox: give them this address as `mcp_proxy.endpoint_url`.
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     # Imported here: `tbx serve --help` need not wait for the web server.
     from tbx_envs.thinkingbox.servers.server_pool import ServerPool
     from tbx_envs.thinkingbox.servers.servers_file import load_servers
-    from tbx_envs.serving import loopback
+    from tbx_envs.web import loopback
     from tbx_envs.thinkingbox.api.live_sessions import LiveSessions
     from tbx_envs.thinkingbox.api.session_api import create_app
 
@@ -113,7 +113,7 @@ def _refuse_impossible(given: argparse.Namespace) -> None:
 
 
 def _access(given: argparse.Namespace) -> Access:
-    from tbx_envs.serving.access import Access, read_token
+    from tbx_envs.web.access import Access, read_token
 
     access = Access(
         privileged_token=read_token("privileged", variable=given.token_env, file=given.token_file),

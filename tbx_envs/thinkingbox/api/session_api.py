@@ -51,7 +51,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from tbx_envs.serving.access import Access, Gate
+from tbx_envs.web.access import Access, Gate
 from tbx_envs.thinkingbox.api.live_sessions import Full, LiveSessions, SessionError, SessionOptions
 from tbx_envs.version import __version__
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
-from tbx_envs.costs import NOTHING_USED
+from tbx_envs.endpoints.costs import NOTHING_USED
 from tbx_envs.errors import ConfigError, EndpointError, EndpointRefused
 
 JudgeKind = Literal["plain", "motivation"]
@@ -114,7 +114,7 @@ _NUM_TRIES_TO_READ = 2  # a judge's answer has no effects, so the same question 
 
 
 class _Completes(Protocol):
-    """As much of `tbx_envs.endpoints.ChatEndpoint` as a judge needs."""
+    """As much of `tbx_envs.endpoints.client.ChatEndpoint` as a judge needs."""
 
     def complete(self, messages: list[dict[str, Any]], *, temperature: float, max_tokens: int) -> Any: ...
 
@@ -123,7 +123,7 @@ class EndpointJudge:
     """A model behind an endpoint, asked at temperature 0.
 
     Args:
-        endpoint: a `tbx_envs.endpoints.ChatEndpoint`.
+        endpoint: a `tbx_envs.endpoints.client.ChatEndpoint`.
         kind: `plain` asks for one word, `motivation` for a reason too wherever the question is about one text.
 
     Attributes:

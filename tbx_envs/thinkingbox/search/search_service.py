@@ -34,7 +34,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tbx_envs.errors import ConfigError
-from tbx_envs.serving import addresses
+from tbx_envs.web import addresses
 from tbx_envs.thinkingbox.search.search_collections import Collections, Refused
 
 HOST, PORT = "127.0.0.1", 8108

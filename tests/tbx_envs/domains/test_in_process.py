@@ -7,7 +7,7 @@ from typing import Annotated
 import pytest
 from sqlalchemy import text
 
-from tbx_envs.tools.session import in_process
+from tbx_envs.domains import in_process
 from tbx_envs.domains.in_process import InProcessSession
 from tbx_envs.tools.listing import canonical_schema, domain_function_dicts
 from tbx_envs.errors import ToolFault

@@ -14,13 +14,13 @@ from tbx_envs.thinkingbox import dataset as datasets
 from tbx_envs.env import ToolEnv
 from tbx_envs.episode import FinishReason
 from tbx_envs.errors import ActionError, ConfigError, EnvironmentFault
-from tbx_envs.evaluate import run_campaign
+from tbx_envs.evaluation.run import run_campaign
 from tbx_envs.messages import BadCall, Text, ToolCall, ToolResult, Turn
-from tbx_envs.policies.idle import IdlePlayer
-from tbx_envs.policies.oracle import OraclePlayer
-from tbx_envs.regrade import regrade_campaign
+from tbx_envs.agents.idle import IdlePlayer
+from tbx_envs.agents.oracle import OraclePlayer
+from tbx_envs.evaluation.regrade import regrade_campaign
 from tbx_envs.thinkingbox.runtime import close_shared
-from tbx_envs.task_lists import find_task, select_tasks
+from tbx_envs.evaluation.task_lists import find_task, select_tasks
 from tbx_envs.vector import EpisodeSlots, ToolVectorEnv
 
 BIKESHOP = pathlib.Path(__file__).parents[2] / "data" / "bikeshop"

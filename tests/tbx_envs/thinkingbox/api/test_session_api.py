@@ -20,8 +20,8 @@ from fake_server_pool import SERVERS, FakePool, FakeSession
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from tbx_envs.serving import loopback
-from tbx_envs.serving.access import Access
+from tbx_envs.web import loopback
+from tbx_envs.web.access import Access
 from tbx_envs.thinkingbox.api.live_sessions import LiveSessions
 from tbx_envs.thinkingbox.api.session_api import create_app
 

@@ -2,8 +2,8 @@
 
 import pathlib
 
-from tbx_envs.costs import TokenUsage
-from tbx_envs.endpoint_answers import Completion
+from tbx_envs.endpoints.costs import TokenUsage
+from tbx_envs.endpoints.responses import Completion
 
 FIXTURE_MODULES = pathlib.Path(__file__).parent / "fixture_modules"
 
