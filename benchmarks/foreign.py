@@ -44,15 +44,15 @@ from typing import Any, Literal, Protocol
 
 import tbx_envs
 from benchmarks.original_proxy import graded_episode, proxied, versions_of
-from tbx_envs.thinkingbox.servers.server_pool import ServerPool
-from tbx_envs.thinkingbox.servers.servers_file import load_servers
+from tbx_envs.agents import Attempt
+from tbx_envs.agents.oracle import OraclePlayer
 from tbx_envs.thinkingbox.dataset import registered_datasets
 from tbx_envs.thinkingbox.dataset.dataset import Dataset
 from tbx_envs.thinkingbox.dataset.records import DatasetTask
-from tbx_envs.agents import Attempt
-from tbx_envs.agents.oracle import OraclePlayer
-from tbx_envs.thinkingbox.search.search_service import ensure_search_service
 from tbx_envs.thinkingbox.runtime import close_shared
+from tbx_envs.thinkingbox.search.search_service import ensure_search_service
+from tbx_envs.thinkingbox.servers.server_pool import ServerPool
+from tbx_envs.thinkingbox.servers.servers_file import load_servers
 
 RELEASE = "thinkingbox_bench_v1"
 WAYS = ("fork", "spawn", "original")

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium
 
-from tbx_envs.tools.arguments import transport_problem
-from tbx_envs.tools.listing import domain_function_dicts
 from tbx_envs.chat.interpretation import interpret, schemas_of
 from tbx_envs.domains import Domain, load_domain
+from tbx_envs.domains.runtime import BuiltInStage
 from tbx_envs.episode import TERMINATED, CheckReport, Episode, Fault, FinishReason
 from tbx_envs.errors import (
     ActionError,
@@ -50,10 +49,11 @@ from tbx_envs.messages import (
     to_chat,
 )
 from tbx_envs.rendering import transcript_text
-from tbx_envs.spaces import AnyText
 from tbx_envs.runtime import Stage, StageOptions
-from tbx_envs.domains.runtime import BuiltInStage
+from tbx_envs.spaces import AnyText
 from tbx_envs.task import Task
+from tbx_envs.tools.arguments import transport_problem
+from tbx_envs.tools.listing import domain_function_dicts
 
 if TYPE_CHECKING:
     from tbx_envs.thinkingbox.dataset.records import DatasetTask

@@ -12,11 +12,11 @@ import datetime
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
-from tbx_envs.tools.session import Answer
 from tbx_envs.endpoints.costs import TokenUsage, usage_counts
 from tbx_envs.episode import CheckReport
 from tbx_envs.errors import ActionError
 from tbx_envs.messages import Message, Transcript
+from tbx_envs.tools.session import Answer
 from tbx_envs.users import User
 
 # Makes the user of an episode from (task, domain, seed); the domain is None for a dataset's task. None: there is no

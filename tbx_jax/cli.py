@@ -219,7 +219,7 @@ def _export(rest: Arguments) -> None:
         "no tools: for a small model that is trained on one domain)",
     )
     given = parser.parse_args(rest)
-    from tbx_jax.weights import export_policy
+    from tbx_jax.policies.weights import export_policy
 
     print(export_policy(given.policy, given.folder, dtype=given.dtype, chat_template=given.chat_template))
 
@@ -251,15 +251,18 @@ COMMANDS: dict[str, tuple[str, Callable[[Arguments], int | None]]] = {
     "train": ("GRPO on a pool of tasks", _hydra("train", "TrainConfig", "tbx_jax.train:run")),
     "warmstart": (
         "make the shipped policy: tokenizer, demonstrations, supervised training",
-        _hydra("warmstart", "WarmstartConfig", "tbx_jax.warmstart:run"),
+        _hydra("warmstart", "WarmstartConfig", "tbx_jax.commands.sft:run"),
     ),
     "demo": (
         "evaluate, choose a pool, train, evaluate again",
-        _hydra("demo", "DemoConfig", "tbx_jax.demo:run"),
+        _hydra("demo", "DemoConfig", "tbx_jax.commands.demo:run"),
     ),
     "export": ("write a policy as a folder that other programs load", _export),
-    "serve-policy": ("a policy as an OpenAI-compatible chat endpoint", _program("tbx_jax.policy_server:main")),
-    "serve": ("answer the original's HTTP session API, on our server pool", _program("tbx_envs.thinkingbox.api.serve:main")),
+    "serve-policy": ("a policy as an OpenAI-compatible chat endpoint", _program("tbx_jax.serving.policy_server:main")),
+    "serve": (
+        "answer the original's HTTP session API, on our server pool",
+        _program("tbx_envs.thinkingbox.api.serve:main"),
+    ),
     "report": ("the measures of a campaign", _report),
     "compare": ("two campaigns side by side", _compare),
     "show": ("transcripts of a campaign", _show),

@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tbx_envs.evaluation.files import Row, load_rows, write_json
-from tbx_envs.endpoints.costs import campaign_costs
-from tbx_envs.thinkingbox.dataset.guard import MARK, is_marked_policy
-from tbx_envs.errors import ConfigError, did_you_mean
-from tbx_envs.evaluation.run import refuse_many_voids, run_campaign, summarize, tallies_of
 from tbx_envs.agents import Player
+from tbx_envs.endpoints.costs import campaign_costs
+from tbx_envs.errors import ConfigError, did_you_mean
+from tbx_envs.evaluation.files import Row, load_rows, write_json
 from tbx_envs.evaluation.pool import Pool, refuse_heldout, save_pool, select_pool
 from tbx_envs.evaluation.provenance import mark_provenance
 from tbx_envs.evaluation.regrade import regrade_campaign
 from tbx_envs.evaluation.report import CampaignProgress, print_campaign, print_pool
+from tbx_envs.evaluation.run import refuse_many_voids, run_campaign, summarize, tallies_of
 from tbx_envs.evaluation.task_lists import select_tasks
+from tbx_envs.thinkingbox.dataset.guard import MARK, is_marked_policy
 from tbx_jax.config import EvaluateConfig, PoolConfig, SamplingConfig
 from tbx_jax.environments import (
     Endpoints,
@@ -32,7 +32,7 @@ from tbx_jax.environments import (
 )
 
 AGENTS = ("oracle", "idle", "scripted", "endpoint")
-NAMED = ("nano", "smollm2")  # of `tbx_jax.weights`, which imports JAX
+NAMED = ("nano", "smollm2")  # of `tbx_jax.policies.weights`, which imports JAX
 
 
 def run_evaluation(config: EvaluateConfig) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def build_player(
                 )
             return EndpointPlayer(endpoints.agent, chat_format=config.agent.chat_format, **options_of_ours)
         case _:
-            from tbx_jax.player import CheckpointPlayer
+            from tbx_jax.commands.agents import CheckpointPlayer
 
             return CheckpointPlayer(
                 config.policy,
@@ -203,7 +203,7 @@ def policy_fingerprint(policy: str, sampling: SamplingConfig, lapse: float) -> d
 def _policy_folder(policy: str) -> Path:
     """The folder (or the one file) that the policy is read from."""
     if policy in NAMED:
-        from tbx_jax.weights import policy_folder
+        from tbx_jax.policies.weights import policy_folder
 
         return policy_folder(policy)
     if not Path(policy).is_dir():

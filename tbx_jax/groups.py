@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from jaxtyping import Bool, Float32
 
-from tbx_envs.errors import EnvironmentFault
 from tbx_envs.agents import Attempt
+from tbx_envs.errors import EnvironmentFault
 from tbx_envs.seeding import derive
 from tbx_jax.advantages import group_has_signal
 from tbx_jax.config import AlgoConfig

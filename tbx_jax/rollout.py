@@ -17,16 +17,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from tbx_envs.agents import Attempt
 from tbx_envs.chat.interpretation import interpret, schemas_of
 from tbx_envs.chat.ledger import TokenLedger
 from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.episode import Episode, FinishReason
 from tbx_envs.errors import ConfigError
 from tbx_envs.messages import Turn
-from tbx_envs.agents import Attempt
 from tbx_envs.vector import EpisodeSlots, SlotOutcome
 from tbx_jax.models import Params
-from tbx_jax.sampler import SampledTurn, Sampler
+from tbx_jax.sampler.sampler import SampledTurn, Sampler
 from tbx_jax.trajectory import Trajectory, trajectory_of
 
 

@@ -8,15 +8,15 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from tbx_envs.thinkingbox.dataset import Dataset, dataset_of, refuse_broken, registered_datasets
-from tbx_envs.thinkingbox.dataset.records import DatasetTask
 from tbx_envs.domains import load_domain
 from tbx_envs.errors import ConfigError, DomainError, did_you_mean
 from tbx_envs.evaluation.run import task_hash
-from tbx_envs.registration import env_id
-from tbx_envs.task import ExpectedCall, Task
 from tbx_envs.evaluation.task_lists import find_task, select_tasks
 from tbx_envs.evaluation.transcripts import episode_text, load_episodes
+from tbx_envs.registration import env_id
+from tbx_envs.task import ExpectedCall, Task
+from tbx_envs.thinkingbox.dataset import Dataset, dataset_of, refuse_broken, registered_datasets
+from tbx_envs.thinkingbox.dataset.records import DatasetTask
 
 
 def list_tasks(selection: str, long: bool) -> None:

@@ -25,14 +25,14 @@ from typing import Any
 
 import numpy as np
 
-from tbx_envs.evaluation.files import write_json
 from tbx_envs.chat.template import ChatTemplate
-from tbx_envs.thinkingbox.dataset.guard import MARK, benchmark_uids, is_marked_policy
 from tbx_envs.episode import FinishReason
 from tbx_envs.errors import ConfigError, EnvironmentFault
+from tbx_envs.evaluation.files import write_json
 from tbx_envs.evaluation.pool import load_pool, refuse_heldout
 from tbx_envs.evaluation.provenance import mark_provenance
 from tbx_envs.evaluation.task_lists import select_tasks
+from tbx_envs.thinkingbox.dataset.guard import MARK, benchmark_uids, is_marked_policy
 from tbx_envs.vector import EpisodeSlots
 from tbx_jax.advantages import group_advantages
 from tbx_jax.batching import Batch, build_batch, length_buckets
@@ -48,9 +48,9 @@ from tbx_jax.mesh import build_mesh
 from tbx_jax.metrics_log import MetricsLog, read_metrics
 from tbx_jax.models import compute_params
 from tbx_jax.plan import TaskPlan
+from tbx_jax.policies.weights import load_policy, policy_folder, save_policy
 from tbx_jax.rollout import Stopwatch, run_attempts
-from tbx_jax.sampler import Sampler
-from tbx_jax.weights import load_policy, policy_folder, save_policy
+from tbx_jax.sampler.sampler import Sampler
 
 
 def run(config: TrainConfig) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from hydra import compose, initialize_config_module
 
 import tbx_envs.domains
 import tbx_jax.config
+from tbx_envs.agents import Attempt
 from tbx_envs.domains import load_domain
 from tbx_envs.evaluation.run import campaign_row
-from tbx_envs.agents import Attempt
 from tbx_envs.task import Task
 from tbx_envs.testing.players import prescribed_episode
 from tbx_jax.cli import COMMANDS

@@ -2,7 +2,7 @@
 
 A `Player` plays attempts and gives back one episode for each, in any order. The players of this package are
 agents that take one turn after the other (`play_turns`): `oracle`, `idle`, `scripted`. A player of a policy
-model runs many episodes together instead (`tbx_jax.player`).
+model runs many episodes together instead (`tbx_jax.commands.agents`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
-from tbx_envs.thinkingbox.dataset.records import DatasetTask
 from tbx_envs.episode import Episode
 from tbx_envs.messages import Message
 from tbx_envs.task import Task
+from tbx_envs.thinkingbox.dataset.records import DatasetTask
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -16,18 +16,18 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from tbx_envs.agents import Attempt, Opening
+from tbx_envs.agents.turns import play_turns
 from tbx_envs.chat.interpretation import interpret, schemas_of
 from tbx_envs.chat.payload import Unreadable, decode, name_and_arguments
 from tbx_envs.chat.reasoning import THINK_CLOSE, THINK_OPEN
-from tbx_envs.endpoints.costs import NOTHING_USED, TokenUsage, usage_counts
 from tbx_envs.domains import ScriptedAgent
-from tbx_envs.endpoints.responses import Completion, EndpointCall
 from tbx_envs.endpoints.client import ChatEndpoint
+from tbx_envs.endpoints.costs import NOTHING_USED, TokenUsage, usage_counts
+from tbx_envs.endpoints.responses import Completion, EndpointCall
 from tbx_envs.episode import Episode
 from tbx_envs.errors import ContextExceeded, EndpointError, EndpointRefused, PolicyFault
 from tbx_envs.messages import BadCall, Message, Text, ToolCall, ToolResult, Turn
-from tbx_envs.agents import Attempt, Opening
-from tbx_envs.agents.turns import play_turns
 from tbx_envs.seeding import derive
 
 _SEEDS = 2**31  # some servers take no larger ones

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from tbx_envs.agents import Attempt, Opening
+from tbx_envs.agents.turns import play_turns
 from tbx_envs.domains import ScriptedAgent
 from tbx_envs.episode import Episode
 from tbx_envs.messages import DONE_MARK, ToolCall, Turn
-from tbx_envs.agents import Attempt, Opening
-from tbx_envs.agents.turns import play_turns
 
 
 class OraclePlayer:

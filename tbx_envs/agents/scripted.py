@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from tbx_envs.agents import Attempt, Opening
+from tbx_envs.agents.turns import play_turns
 from tbx_envs.domains import ScriptedAgent, load_domain
 from tbx_envs.episode import Episode
 from tbx_envs.errors import ConfigError
-from tbx_envs.agents import Attempt, Opening
-from tbx_envs.agents.turns import play_turns
 from tbx_envs.seeding import rng
 from tbx_envs.task import Task
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
+from tbx_envs.agents import Attempt, Opening
 from tbx_envs.domains import ScriptedAgent
 from tbx_envs.episode import Episode
 from tbx_envs.errors import PolicyFault
 from tbx_envs.messages import Message
-from tbx_envs.agents import Attempt, Opening
 from tbx_envs.vector import EpisodeSlots
 
 # Makes the agent of one attempt, which has begun with that opening.

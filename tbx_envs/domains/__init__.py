@@ -16,10 +16,10 @@ from typing import Any
 
 from sqlalchemy import MetaData
 
-from tbx_envs.tools.clock import WorldClock
 from tbx_envs.errors import DomainError, did_you_mean
 from tbx_envs.messages import Message, Turn
 from tbx_envs.task import ExpectedCall, Task
+from tbx_envs.tools.clock import WorldClock
 from tbx_envs.tools.tool import Tool
 
 NAMES = ("clinic",)

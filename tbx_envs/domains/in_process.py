@@ -31,15 +31,15 @@ from typing import Any
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
+from tbx_envs.domains import Domain
+from tbx_envs.domains.mcp_server import build_server, read_result
+from tbx_envs.domains.worlds import World, domain_tools
+from tbx_envs.errors import ToolFault
 from tbx_envs.tools.arguments import transport_problem
-from tbx_envs.tools.session import Answer
 from tbx_envs.tools.calls import answer_call
 from tbx_envs.tools.listing import function_dicts
-from tbx_envs.domains.mcp_server import build_server, read_result
-from tbx_envs.domains import Domain
-from tbx_envs.errors import ToolFault
+from tbx_envs.tools.session import Answer
 from tbx_envs.tools.tool import Tool
-from tbx_envs.domains.worlds import World, domain_tools
 
 _START_S = 30.0  # for a driver to come up: imports are done, so this bounds only a machine in trouble
 

@@ -13,9 +13,9 @@ from typing import Any
 import mcp_types as types
 from mcp.server import Server
 
-from tbx_envs.tools.session import Answer
 from tbx_envs.domains import Domain
 from tbx_envs.errors import ToolFault
+from tbx_envs.tools.session import Answer
 from tbx_envs.version import __version__
 
 STATUS_KEY = "tbx/status"

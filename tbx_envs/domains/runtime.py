@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tbx_envs.tools.session import Answer
-from tbx_envs.domains.in_process import InProcessSession
-from tbx_envs.tools.listing import domain_function_dicts
-from tbx_envs.domains.state_check import check_state
 from tbx_envs.domains import Domain
+from tbx_envs.domains.in_process import InProcessSession
+from tbx_envs.domains.state_check import check_state
+from tbx_envs.domains.worlds import WorldTemplate, lend_world, return_world, template_for
 from tbx_envs.episode import CheckReport
 from tbx_envs.errors import UserFault
 from tbx_envs.messages import Message, Text, Transcript
 from tbx_envs.runtime import StageOptions, user_usage
 from tbx_envs.task import Task
+from tbx_envs.tools.listing import domain_function_dicts
+from tbx_envs.tools.session import Answer
 from tbx_envs.users import User
 from tbx_envs.users.scripted import ScriptedUser
-from tbx_envs.domains.worlds import WorldTemplate, lend_world, return_world, template_for
 
 _TIMEOUT_S = 10.0
 

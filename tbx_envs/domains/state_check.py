@@ -5,8 +5,8 @@ Nothing of it is reachable by the agent: the expected rows live outside the data
 
 from __future__ import annotations
 
-from tbx_envs.episode import CheckReport
 from tbx_envs.domains.worlds import World, WorldTemplate, differences, rows_of
+from tbx_envs.episode import CheckReport
 
 
 def check_state(world: World, template: WorldTemplate) -> CheckReport:

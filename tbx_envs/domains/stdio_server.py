@@ -13,12 +13,12 @@ from typing import Any
 
 from mcp.server.stdio import stdio_server
 
-from tbx_envs.tools.session import Answer
-from tbx_envs.tools.calls import answer_call
-from tbx_envs.domains.mcp_server import build_server
 from tbx_envs.domains import Domain, load_domain
-from tbx_envs.task import Task
+from tbx_envs.domains.mcp_server import build_server
 from tbx_envs.domains.worlds import build_template, domain_tools, lend_world
+from tbx_envs.task import Task
+from tbx_envs.tools.calls import answer_call
+from tbx_envs.tools.session import Answer
 
 
 async def serve(domain: Domain, task: Task) -> None:

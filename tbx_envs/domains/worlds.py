@@ -28,10 +28,10 @@ import sqlalchemy
 from sqlalchemy import Connection, Engine, MetaData, Table
 from sqlalchemy.pool import NullPool
 
-from tbx_envs.tools.calls import answer_call
 from tbx_envs.domains import Domain
 from tbx_envs.errors import DomainError, ToolFault, did_you_mean
 from tbx_envs.task import Task
+from tbx_envs.tools.calls import answer_call
 
 # Table name -> its rows, each a tuple of the stable columns' values as SQLite holds them, in a canonical
 # order.

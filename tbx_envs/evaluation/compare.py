@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tbx_envs.evaluation.files import load_rows
 from tbx_envs.errors import ConfigError
-from tbx_envs.evaluation.run import tallies_of
+from tbx_envs.evaluation.files import load_rows
 from tbx_envs.evaluation.metrics import Tally, bootstrap_interval, measures
+from tbx_envs.evaluation.run import tallies_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,14 +17,14 @@ from typing import Any
 
 from scipy import stats
 
-from tbx_envs.evaluation.files import write_json
-from tbx_envs.thinkingbox.dataset import is_dataset_uid
-from tbx_envs.thinkingbox.dataset.guard import MARK, benchmark_uids, refuse_benchmark
 from tbx_envs.domains import load_domain
 from tbx_envs.errors import ConfigError, DomainError
-from tbx_envs.evaluation.run import task_hash
+from tbx_envs.evaluation.files import write_json
 from tbx_envs.evaluation.metrics import Tally
+from tbx_envs.evaluation.run import task_hash
 from tbx_envs.evaluation.task_lists import find_task
+from tbx_envs.thinkingbox.dataset import is_dataset_uid
+from tbx_envs.thinkingbox.dataset.guard import MARK, benchmark_uids, refuse_benchmark
 from tbx_envs.version import __version__
 
 # Upper ends of the bands' pass rates, from hardest to easiest; a rate equal to an end belongs to the next
@@ -131,8 +131,8 @@ def refuse_heldout(uids: Sequence[str], *, purpose: str = "training", train_on_b
 
     Args:
         purpose: what the tasks are for, for the message.
-        train_on_benchmark: lets tasks of the benchmark through (`tbx_envs.thinkingbox.dataset.guard`); whoever gives it marks
-            the results. Held-out tasks of the built-in domains are refused all the same.
+        train_on_benchmark: lets tasks of the benchmark through (`tbx_envs.thinkingbox.dataset.guard`); the
+            caller marks the results. Held-out tasks of the built-in domains are refused all the same.
 
     Raises:
         ConfigError: a task is held out.

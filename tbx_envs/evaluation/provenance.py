@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tbx_envs.evaluation.files import write_json
 from tbx_envs.errors import ConfigError
+from tbx_envs.evaluation.files import write_json
 from tbx_envs.version import __version__
 
 # What could change a number; each is named only where it is installed.

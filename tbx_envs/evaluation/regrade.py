@@ -13,18 +13,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tbx_envs.evaluation.files import CampaignLog, Row, load_rows
-from tbx_envs.thinkingbox.dataset.records import DatasetTask
 from tbx_envs.domains import load_domain
+from tbx_envs.domains.runtime import BuiltInStage
 from tbx_envs.episode import CheckReport, Episode, Fault
 from tbx_envs.errors import CheckFault, ConfigError, EnvironmentFault
+from tbx_envs.evaluation.files import CampaignLog, Row, load_rows
 from tbx_envs.evaluation.run import campaign_row, task_hash
-from tbx_envs.messages import ToolCall, ToolResult, Turn
-from tbx_envs.runtime import StageOptions
-from tbx_envs.domains.runtime import BuiltInStage
-from tbx_envs.task import Task
 from tbx_envs.evaluation.task_lists import find_task
 from tbx_envs.evaluation.transcripts import load_episodes
+from tbx_envs.messages import ToolCall, ToolResult, Turn
+from tbx_envs.runtime import StageOptions
+from tbx_envs.task import Task
+from tbx_envs.thinkingbox.dataset.records import DatasetTask
 from tbx_envs.version import __version__
 
 

@@ -19,12 +19,12 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from tbx_envs.evaluation.files import Row, load_rows
-from tbx_envs.evaluation.compare import Comparison
-from tbx_envs.thinkingbox.dataset.guard import MARK
 from tbx_envs.errors import ConfigError
-from tbx_envs.evaluation.run import summarize
+from tbx_envs.evaluation.compare import Comparison
+from tbx_envs.evaluation.files import Row, load_rows
 from tbx_envs.evaluation.pool import BANDS, Pool
+from tbx_envs.evaluation.run import summarize
+from tbx_envs.thinkingbox.dataset.guard import MARK
 
 
 class CampaignProgress:

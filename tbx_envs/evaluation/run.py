@@ -22,17 +22,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tbx_envs.evaluation.files import CampaignLog, Row
-from tbx_envs.thinkingbox.dataset import records
-from tbx_envs.thinkingbox.dataset.records import DatasetTask
+from tbx_envs.agents import Attempt, Player
 from tbx_envs.domains import load_domain
 from tbx_envs.episode import Episode
 from tbx_envs.errors import CheckFault, ConfigError, PolicyFault
+from tbx_envs.evaluation.files import CampaignLog, Row
 from tbx_envs.evaluation.metrics import Tally, measures
-from tbx_envs.agents import Attempt, Player
+from tbx_envs.evaluation.task_lists import find_task, is_unseen_family
 from tbx_envs.seeding import derive
 from tbx_envs.task import content_hash
-from tbx_envs.evaluation.task_lists import find_task, is_unseen_family
+from tbx_envs.thinkingbox.dataset import records
+from tbx_envs.thinkingbox.dataset.records import DatasetTask
 from tbx_envs.version import __version__
 
 # A run with a greater share of void attempts ends as an error: its measures rest on too little.

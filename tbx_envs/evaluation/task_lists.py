@@ -6,12 +6,12 @@ import fnmatch
 from collections.abc import Iterable
 from pathlib import Path
 
-from tbx_envs.thinkingbox.dataset import dataset_of, is_dataset_uid, refuse_broken, registered_datasets
-from tbx_envs.thinkingbox.dataset.names import read_test_list, repeated, uid_of_name
-from tbx_envs.thinkingbox.dataset.records import DatasetTask
 from tbx_envs.domains import NAMES, load_domain
 from tbx_envs.errors import ConfigError, DomainError, did_you_mean
 from tbx_envs.task import Task
+from tbx_envs.thinkingbox.dataset import dataset_of, is_dataset_uid, refuse_broken, registered_datasets
+from tbx_envs.thinkingbox.dataset.names import read_test_list, repeated, uid_of_name
+from tbx_envs.thinkingbox.dataset.records import DatasetTask
 
 
 def all_uids(split: str | None = None) -> tuple[str, ...]:

@@ -26,19 +26,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
-from tbx_envs.tools.session import Answer
-from tbx_envs.tools.calls import answer_call
-from tbx_envs.domains.state_check import check_state
 from tbx_envs.domains import NAMES, Domain, Family, load_domain
 from tbx_envs.domains.lock import FILE_NAME, lock_text, parse_lock
-from tbx_envs.env import ToolEnv
-from tbx_envs.episode import FinishReason
-from tbx_envs.errors import DomainError, EnvironmentFault, ToolFault
-from tbx_envs.messages import DONE_MARK, ToolCall, Transcript, Turn
-from tbx_envs.rendering import transcript_text
-from tbx_envs.seeding import rng
-from tbx_envs.task import ExpectedCall, Task, content_hash
-from tbx_envs.tools.tool import Tool
+from tbx_envs.domains.state_check import check_state
 from tbx_envs.domains.worlds import (
     WorldTemplate,
     digest,
@@ -48,6 +38,16 @@ from tbx_envs.domains.worlds import (
     rows_of,
     template_for,
 )
+from tbx_envs.env import ToolEnv
+from tbx_envs.episode import FinishReason
+from tbx_envs.errors import DomainError, EnvironmentFault, ToolFault
+from tbx_envs.messages import DONE_MARK, ToolCall, Transcript, Turn
+from tbx_envs.rendering import transcript_text
+from tbx_envs.seeding import rng
+from tbx_envs.task import ExpectedCall, Task, content_hash
+from tbx_envs.tools.calls import answer_call
+from tbx_envs.tools.session import Answer
+from tbx_envs.tools.tool import Tool
 
 MAX_IDLE_SHARE = 0.02
 _MAX_SHOWN = 40

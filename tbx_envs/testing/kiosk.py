@@ -28,10 +28,10 @@ from sqlalchemy import (
     update,
 )
 
-from tbx_envs.tools.clock import WorldClock
 from tbx_envs.domains import Domain, Family, ScriptedAgent, Topic
 from tbx_envs.messages import DONE_MARK, ToolCall, Turn
 from tbx_envs.task import ExpectedCall, Task, UserContext
+from tbx_envs.tools.clock import WorldClock
 from tbx_envs.tools.tool import Tool, ToolContext, ToolRefusal, tool
 
 CLOCK = WorldClock(datetime.datetime(2031, 5, 6, 9, 0))

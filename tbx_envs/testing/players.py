@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
+from tbx_envs.agents import Attempt
 from tbx_envs.episode import CheckReport, Episode, Fault, FinishReason
 from tbx_envs.messages import DONE_MARK, Text, Turn
-from tbx_envs.agents import Attempt
 
 Outcome = Literal["pass", "fail", "void"]
 

@@ -10,10 +10,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from tbx_envs.errors import DomainError, did_you_mean
+from tbx_envs.thinkingbox.dataset.records import BuiltinTool, DatasetTask, ToolChoice
 from tbx_envs.tools.arguments import transport_problem
 from tbx_envs.tools.session import Answer, ServedTool, ServerSession
-from tbx_envs.thinkingbox.dataset.records import BuiltinTool, DatasetTask, ToolChoice
-from tbx_envs.errors import DomainError, did_you_mean
 
 # What the agent reads, as in the original, when a direct response cannot be made of a result.
 _NO_DIRECT_RESPONSE = "Error in function execution"

@@ -13,20 +13,20 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from tbx_envs.tools.session import Answer, ServerSession
-from tbx_envs.thinkingbox.servers.server_pool import ServerPool
-from tbx_envs.thinkingbox.servers.servers_file import load_servers
-from tbx_envs.thinkingbox.grading.evidence import evidence_of
-from tbx_envs.thinkingbox.grading.judge import EndpointJudge, Judge, YesJudge
-from tbx_envs.thinkingbox.grading.test_code import CheckWorker
 from tbx_envs.endpoints.costs import usage_counts
-from tbx_envs.thinkingbox.dataset import Dataset, dataset_of
-from tbx_envs.thinkingbox.dataset.records import DatasetTask
 from tbx_envs.episode import CheckReport
 from tbx_envs.errors import ConfigError, DomainError, UserFault
 from tbx_envs.messages import Message, Text, ToolCall, Transcript, Turn
 from tbx_envs.runtime import StageOptions, user_usage
 from tbx_envs.thinkingbox.agent_tools import AgentTools
+from tbx_envs.thinkingbox.dataset import Dataset, dataset_of
+from tbx_envs.thinkingbox.dataset.records import DatasetTask
+from tbx_envs.thinkingbox.grading.evidence import evidence_of
+from tbx_envs.thinkingbox.grading.judge import EndpointJudge, Judge, YesJudge
+from tbx_envs.thinkingbox.grading.test_code import CheckWorker
+from tbx_envs.thinkingbox.servers.server_pool import ServerPool
+from tbx_envs.thinkingbox.servers.servers_file import load_servers
+from tbx_envs.tools.session import Answer, ServerSession
 from tbx_envs.users import User
 
 _TIMEOUT_S = 60.0

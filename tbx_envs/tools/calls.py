@@ -8,10 +8,10 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from tbx_envs.tools.arguments import InvalidCall, checked_arguments, find_tool
-from tbx_envs.tools.session import Answer
-from tbx_envs.tools.clock import WorldClock
 from tbx_envs.errors import ToolFault
+from tbx_envs.tools.arguments import InvalidCall, checked_arguments, find_tool
+from tbx_envs.tools.clock import WorldClock
+from tbx_envs.tools.session import Answer
 from tbx_envs.tools.tool import Tool, ToolContext, ToolRefusal
 
 

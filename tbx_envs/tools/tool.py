@@ -22,8 +22,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from tbx_envs.tools.clock import WorldClock
 from tbx_envs.errors import DomainError
+from tbx_envs.tools.clock import WorldClock
 
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from tbx_envs.domains.worlds import lend_world, return_world, rows_of, template_for
 from tbx_envs.env import ToolEnv
 from tbx_envs.episode import FinishReason
 from tbx_envs.errors import ActionError, ConfigError, DomainError
 from tbx_envs.messages import BadCall, Text, ToolCall, ToolResult, Turn
 from tbx_envs.spaces import AnyText
 from tbx_envs.task import Limits
-from tbx_envs.domains.worlds import lend_world, return_world, rows_of, template_for
 
 UID = "kiosk/order/000"
 ORDER = {"item": "tea", "quantity": 1, "code": "1000"}

@@ -7,17 +7,17 @@ import tiny_policy
 from hydra import compose, initialize_config_module
 from tiny_policy import PARITY_TASKS, train_config
 
-from tbx_envs.thinkingbox.dataset.guard import MARK, OVERRIDE, is_marked_policy
-from tbx_envs.errors import ConfigError
 from tbx_envs.agents.idle import IdlePlayer
+from tbx_envs.errors import ConfigError
 from tbx_envs.evaluation.provenance import write_provenance
 from tbx_envs.evaluation.report import campaign_summary
 from tbx_envs.testing.parity_slots import ParitySlots
+from tbx_envs.thinkingbox.dataset.guard import MARK, OVERRIDE, is_marked_policy
 from tbx_jax import config as records
 from tbx_jax import evaluation, train
 from tbx_jax.cli import main
 from tbx_jax.metrics_log import read_metrics
-from tbx_jax.weights import load_policy, save_policy
+from tbx_jax.policies.weights import load_policy, save_policy
 
 # Of the bike shop: a task that its fixture takes for one of the benchmark, and another.
 BENCH, OTHER = "rentals_main.py:test_end_rental", "rentals_main.py:test_few_turns"

@@ -19,8 +19,8 @@ from typing import Any, Protocol, TypeVar
 import anyio
 import anyio.to_thread
 
-from tbx_envs.tools.session import ServedTool, ServerSession
 from tbx_envs.errors import CheckFault, TbxError, ToolFault, did_you_mean
+from tbx_envs.tools.session import ServedTool, ServerSession
 
 T = TypeVar("T")
 

@@ -34,11 +34,11 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     # Imported here: `tbx serve --help` need not wait for the web server.
+    from tbx_envs.thinkingbox.api.live_sessions import LiveSessions
+    from tbx_envs.thinkingbox.api.session_api import create_app
     from tbx_envs.thinkingbox.servers.server_pool import ServerPool
     from tbx_envs.thinkingbox.servers.servers_file import load_servers
     from tbx_envs.web import loopback
-    from tbx_envs.thinkingbox.api.live_sessions import LiveSessions
-    from tbx_envs.thinkingbox.api.session_api import create_app
 
     _refuse_impossible(given)
     clock = _clock(given.clock, given.clock_runs)

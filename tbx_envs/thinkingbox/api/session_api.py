@@ -51,9 +51,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from tbx_envs.web.access import Access, Gate
 from tbx_envs.thinkingbox.api.live_sessions import Full, LiveSessions, SessionError, SessionOptions
 from tbx_envs.version import __version__
+from tbx_envs.web.access import Access, Gate
 
 SESSION_HEADER = "X-TB-Session-Id"
 RESERVED = "__reserved__"

@@ -11,9 +11,9 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 
-from tbx_envs.thinkingbox.dataset.dataset import Dataset
 from tbx_envs.errors import DomainError, TbxError, did_you_mean
 from tbx_envs.registration import BUILT_IN, register_uids, unregister_uids
+from tbx_envs.thinkingbox.dataset.dataset import Dataset
 
 DATASETS = "TBX_DATASETS"
 # Words that `tasks=` understands otherwise.

@@ -7,13 +7,13 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tbx_envs.messages import Message
+from tbx_envs.task import ExpectedCall, Limits
 from tbx_envs.thinkingbox.dataset.benchmark import benchmark_keys
 from tbx_envs.thinkingbox.dataset.file_records import AgentFields, FixtureFields, ScenarioFields, TestFields, ToolFields
 from tbx_envs.thinkingbox.dataset.merging import merged_init
 from tbx_envs.thinkingbox.dataset.records import BuiltinTool, DatasetTask, ToolChoice
 from tbx_envs.thinkingbox.dataset.tags import Tags
-from tbx_envs.messages import Message
-from tbx_envs.task import ExpectedCall, Limits
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
     sandbox_consulting_group1.py:test_a 1f0c... 77ab...
 
-A task is of the benchmark when any of them fits: the uid; the content key (`tbx_envs.thinkingbox.dataset.records.content_key`),
-which a renamed copy keeps; or the words key, over the user's words alone, which a copy keeps whose world or grading
+A task is of the benchmark when any of them fits: the uid; the content key
+(`tbx_envs.thinkingbox.dataset.records.content_key`), which a renamed copy keeps; or the words key, over the user's words alone, which a copy keeps whose world or grading
 was changed. The published data has 30 of the last kind beside the 507: the same requests without their rubrics.
 `python -m tbx_envs.thinkingbox.dataset.guard lock` writes the file.
 """
@@ -16,8 +16,8 @@ import hashlib
 from collections.abc import Iterable
 from importlib import resources
 
-from tbx_envs.thinkingbox.dataset.records import DatasetTask, content_key
 from tbx_envs.errors import DomainError
+from tbx_envs.thinkingbox.dataset.records import DatasetTask, content_key
 
 RELEASE = "thinkingbox_bench_v1"
 FILE_NAME = "benchmark.lock"

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tbx_envs.errors import ConfigError, DomainError, did_you_mean
+from tbx_envs.registration import env_id
 from tbx_envs.thinkingbox.dataset.folder import DatasetFolder
 from tbx_envs.thinkingbox.dataset.hydrated_files import HydratedFile
 from tbx_envs.thinkingbox.dataset.names import line_of_name, read_test_list, release_lists, split_name, uid_of_name
 from tbx_envs.thinkingbox.dataset.problems import DatasetProblems, Gathering, Problem, problem
-from tbx_envs.errors import ConfigError, DomainError, did_you_mean
-from tbx_envs.registration import env_id
 
 if TYPE_CHECKING:
     from tbx_envs.thinkingbox.dataset.records import DatasetTask

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tbx_envs.errors import did_you_mean
 from tbx_envs.thinkingbox.dataset.names import find_test_file, line_of_name, split_name, test_files_in
 from tbx_envs.thinkingbox.dataset.problems import DatasetProblems, Gathering, problem
 from tbx_envs.thinkingbox.dataset.test_files import TestFile, read_test_file
-from tbx_envs.errors import did_you_mean
 
 if TYPE_CHECKING:
     from tbx_envs.thinkingbox.dataset.hydrate import Hydrator

@@ -13,9 +13,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from tbx_envs.errors import ConfigError
 from tbx_envs.thinkingbox.dataset import dataset_of, is_dataset_uid
 from tbx_envs.thinkingbox.dataset.benchmark import FILE_NAME, RELEASE, lock_text
-from tbx_envs.errors import ConfigError
 
 MARK = "trained_on_benchmark"
 OVERRIDE = "train_on_benchmark_and_mark_results"
@@ -75,7 +75,9 @@ def write_lock(checkout: str) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("python -m tbx_envs.thinkingbox.dataset.guard", description="The lock of the benchmark.")
+    parser = argparse.ArgumentParser(
+        "python -m tbx_envs.thinkingbox.dataset.guard", description="The lock of the benchmark."
+    )
     lock = parser.add_subparsers(dest="action", required=True).add_parser("lock", help="write it from the data")
     lock.add_argument("checkout", help="of the public ThinkingBox data")
     print(f"written: {write_lock(parser.parse_args().checkout)}")

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tbx_envs.errors import did_you_mean
+from tbx_envs.messages import BadCall, Message, Text, ToolCall, ToolResult, Turn
 from tbx_envs.thinkingbox.dataset.file_records import (
     AnyRawMessage,
     HistoryReference,
@@ -24,8 +26,6 @@ from tbx_envs.thinkingbox.dataset.file_records import (
 )
 from tbx_envs.thinkingbox.dataset.problems import Gathering, problem
 from tbx_envs.thinkingbox.dataset.yaml_files import YamlText, load_mapping, read_text
-from tbx_envs.errors import did_you_mean
-from tbx_envs.messages import BadCall, Message, Text, ToolCall, ToolResult, Turn
 
 
 def meta_file_of(test_file: Path) -> Path:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from tbx_envs.errors import did_you_mean
+from tbx_envs.messages import Message
 from tbx_envs.thinkingbox.dataset.assembly import Parts, assemble
 from tbx_envs.thinkingbox.dataset.file_records import (
     AgentFields,
@@ -28,8 +30,6 @@ from tbx_envs.thinkingbox.dataset.records import DatasetTask
 from tbx_envs.thinkingbox.dataset.tags import Tags, merge_tags, parse_tags, unknown_values
 from tbx_envs.thinkingbox.dataset.test_files import RawTest, TestFile
 from tbx_envs.thinkingbox.dataset.yaml_files import YamlText, load_mapping, load_yaml, read_text
-from tbx_envs.errors import did_you_mean
-from tbx_envs.messages import Message
 
 DEFAULT_AGENT = "think"
 TAXONOMY = "tag_taxonomy.yaml"

@@ -28,10 +28,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tbx_envs.errors import did_you_mean
 from tbx_envs.thinkingbox.dataset.problems import DatasetProblems, Problem, problem
 from tbx_envs.thinkingbox.dataset.tags import is_skipped
 from tbx_envs.thinkingbox.dataset.yaml_files import YamlText, load_mapping, read_text
-from tbx_envs.errors import did_you_mean
 
 # What a test function may say of itself.
 FUNCTION_KEYS = (

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tbx_envs.tools.session import ServerSession
+from tbx_envs.episode import CheckReport
+from tbx_envs.errors import CheckFault, ConfigError, TbxError
 from tbx_envs.thinkingbox.grading.judge import Judge, Opinion
 from tbx_envs.thinkingbox.grading.worker.check_server.frames import FrameReader, frame
 from tbx_envs.thinkingbox.grading.worker_process import WorkerProcess
-from tbx_envs.episode import CheckReport
-from tbx_envs.errors import CheckFault, ConfigError, TbxError
+from tbx_envs.tools.session import ServerSession
 
 _MEMORY_BYTES = 2 * 2**30
 _BEGIN_TIMEOUT_S = 60.0

@@ -34,8 +34,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tbx_envs.errors import ConfigError
-from tbx_envs.web import addresses
 from tbx_envs.thinkingbox.search.search_collections import Collections, Refused
+from tbx_envs.web import addresses
 
 HOST, PORT = "127.0.0.1", 8108
 MAX_BODY_BYTES = 32 * 2**20

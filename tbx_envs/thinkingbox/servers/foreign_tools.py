@@ -11,8 +11,8 @@ from typing import Any
 
 import mcp_types as types
 
-from tbx_envs.tools.session import ServedTool
 from tbx_envs.errors import ToolFault
+from tbx_envs.tools.session import ServedTool
 
 RESERVED = "__reserved__"  # what a tool's name begins with when no agent may see it
 INIT, EFFECTS, TEARDOWN = RESERVED + "init", RESERVED + "geteffects", RESERVED + "teardown"

@@ -24,8 +24,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from tbx_envs.thinkingbox.servers.servers_file import ProcessServer
 from tbx_envs.errors import ConfigError, ToolFault
+from tbx_envs.thinkingbox.servers.servers_file import ProcessServer
 
 logger = logging.getLogger(__name__)
 

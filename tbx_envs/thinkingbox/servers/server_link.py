@@ -17,11 +17,11 @@ from mcp.client.session import ClientSession
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
+from tbx_envs.errors import ConfigError, TbxError, ToolFault
 from tbx_envs.thinkingbox.servers.foreign_tools import Listing, listing_of
 from tbx_envs.thinkingbox.servers.launcher import ClockSetting, Launcher, ServerProcess
 from tbx_envs.thinkingbox.servers.servers_file import RemoteServer
 from tbx_envs.thinkingbox.servers.wire import Wire
-from tbx_envs.errors import ConfigError, TbxError, ToolFault
 from tbx_envs.version import __version__
 
 _CLIENT = types.Implementation(name="tbx", version=__version__)

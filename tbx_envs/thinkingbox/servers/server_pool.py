@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args
 
 from mcp.shared.exceptions import MCPError
 
-from tbx_envs.tools.arguments import transport_problem
-from tbx_envs.tools.session import Answer, ServedTool
+from tbx_envs.errors import CheckFault, ConfigError, TbxError, ToolFault
 from tbx_envs.thinkingbox.servers.foreign_tools import (
     EFFECTS,
     INIT,
@@ -42,7 +41,8 @@ from tbx_envs.thinkingbox.servers.foreign_tools import (
 from tbx_envs.thinkingbox.servers.launcher import ClockSetting, Launcher, Start
 from tbx_envs.thinkingbox.servers.server_link import ServerLink
 from tbx_envs.thinkingbox.servers.servers_file import RemoteServer, ServerSpec, require_servers
-from tbx_envs.errors import CheckFault, ConfigError, TbxError, ToolFault
+from tbx_envs.tools.arguments import transport_problem
+from tbx_envs.tools.session import Answer, ServedTool
 
 if TYPE_CHECKING:
     from tbx_envs.thinkingbox.search.search_service import SearchService

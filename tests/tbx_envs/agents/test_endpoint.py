@@ -8,18 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tbx_envs.chat import hermes
-from tbx_envs.endpoints.costs import TokenUsage
-from tbx_envs.domains import load_domain
-from tbx_envs.endpoints.responses import Completion, EndpointCall
-from tbx_envs.endpoints.client import ChatEndpoint, EndpointConfig
-from tbx_envs.episode import FinishReason
-from tbx_envs.errors import PolicyFault
-from tbx_envs.messages import BadCall, Text, ToolCall, ToolResult, Turn
 from tbx_envs.agents import Attempt, Opening
 from tbx_envs.agents.endpoint import EndpointPlayer, EndpointUse, endpoint_agent, turn_of, wire_messages, wire_turn
 from tbx_envs.agents.oracle import OraclePlayer
+from tbx_envs.chat import hermes
+from tbx_envs.domains import load_domain
+from tbx_envs.endpoints.client import ChatEndpoint, EndpointConfig
+from tbx_envs.endpoints.costs import TokenUsage
+from tbx_envs.endpoints.responses import Completion, EndpointCall
+from tbx_envs.episode import FinishReason
+from tbx_envs.errors import PolicyFault
 from tbx_envs.evaluation.task_lists import find_task
+from tbx_envs.evaluation.transcripts import episode_record
+from tbx_envs.messages import BadCall, Text, ToolCall, ToolResult, Turn
 from tbx_envs.testing.loopback_endpoint import (
     Answers,
     EchoesKey,
@@ -28,7 +29,6 @@ from tbx_envs.testing.loopback_endpoint import (
     Silence,
     in_order,
 )
-from tbx_envs.evaluation.transcripts import episode_record
 
 KEY = "sk-loopback/0123456789+abc"
 UID = "kiosk/order/000"

@@ -3,17 +3,17 @@ import json
 
 import pytest
 
-from tbx_envs.domains import load_domain
-from tbx_envs.episode import FinishReason
-from tbx_envs.errors import DomainError, ToolFault
-from tbx_envs.messages import BadCall, Text, ToolCall, ToolResult, Turn
 from tbx_envs.agents import Attempt
 from tbx_envs.agents.idle import IdlePlayer
 from tbx_envs.agents.oracle import OraclePlayer
 from tbx_envs.agents.scripted import ScriptedPlayer
 from tbx_envs.agents.turns import play_turns
+from tbx_envs.domains import load_domain
+from tbx_envs.episode import FinishReason
+from tbx_envs.errors import DomainError, ToolFault
 from tbx_envs.evaluation.task_lists import find_task
 from tbx_envs.evaluation.transcripts import episode_from_record, episode_record, episode_text
+from tbx_envs.messages import BadCall, Text, ToolCall, ToolResult, Turn
 
 UID = "kiosk/order/000"
 

@@ -10,14 +10,14 @@ import sys
 
 import pytest
 
-from tbx_envs.tools.calls import answer_call
-from tbx_envs.domains import load_domain
-from tbx_envs.domains.clinic import scripted
-from tbx_envs.messages import Text, ToolResult, Turn
 from tbx_envs.agents import Attempt
 from tbx_envs.agents.scripted import ScriptedPlayer
-from tbx_envs.seeding import rng
+from tbx_envs.domains import load_domain
+from tbx_envs.domains.clinic import scripted
 from tbx_envs.domains.worlds import domain_tools, lend_world, rows_of, template_for
+from tbx_envs.messages import Text, ToolResult, Turn
+from tbx_envs.seeding import rng
+from tbx_envs.tools.calls import answer_call
 
 CLINIC = load_domain("clinic")
 UIDS = CLINIC.uids()

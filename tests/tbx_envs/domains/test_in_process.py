@@ -9,11 +9,11 @@ from sqlalchemy import text
 
 from tbx_envs.domains import in_process
 from tbx_envs.domains.in_process import InProcessSession
-from tbx_envs.tools.listing import canonical_schema, domain_function_dicts
+from tbx_envs.domains.worlds import lend_world, rows_of, template_for
 from tbx_envs.errors import ToolFault
 from tbx_envs.testing.kiosk import METADATA
+from tbx_envs.tools.listing import canonical_schema, domain_function_dicts
 from tbx_envs.tools.tool import ToolContext, ToolRefusal, tool
-from tbx_envs.domains.worlds import lend_world, rows_of, template_for
 
 LIMIT_S = 0.2  # of a call that is meant to hang; every other test leaves the default
 

@@ -2,8 +2,8 @@ import pytest
 from sqlalchemy import insert, update
 
 from tbx_envs.domains.state_check import check_state
-from tbx_envs.testing.kiosk import ITEMS, NOTES
 from tbx_envs.domains.worlds import lend_world, replay, return_world, template_for
+from tbx_envs.testing.kiosk import ITEMS, NOTES
 
 
 @pytest.fixture

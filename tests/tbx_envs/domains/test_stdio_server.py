@@ -9,11 +9,11 @@ import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 
-from tbx_envs.domains.in_process import InProcessSession
-from tbx_envs.tools.listing import function_dicts
-from tbx_envs.domains.mcp_server import read_result
 from tbx_envs.domains import load_domain
+from tbx_envs.domains.in_process import InProcessSession
+from tbx_envs.domains.mcp_server import read_result
 from tbx_envs.domains.worlds import lend_world, return_world, template_for
+from tbx_envs.tools.listing import function_dicts
 
 SERVER = [sys.executable, "-m", "tbx_envs.domains.clinic.server"]
 

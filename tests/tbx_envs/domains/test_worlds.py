@@ -5,12 +5,7 @@ import pytest
 import sqlalchemy
 from sqlalchemy import insert, select, update
 
-from tbx_envs.domains import worlds
-from tbx_envs.domains import load_domain
-from tbx_envs.errors import DomainError
-from tbx_envs.task import ExpectedCall
-from tbx_envs.testing.kiosk import ITEMS, METADATA, NOTES, ORDERS
-from tbx_envs.tools.tool import tool
+from tbx_envs.domains import load_domain, worlds
 from tbx_envs.domains.worlds import (
     build_template,
     differences,
@@ -20,6 +15,10 @@ from tbx_envs.domains.worlds import (
     rows_of,
     template_for,
 )
+from tbx_envs.errors import DomainError
+from tbx_envs.task import ExpectedCall
+from tbx_envs.testing.kiosk import ITEMS, METADATA, NOTES, ORDERS
+from tbx_envs.tools.tool import tool
 
 
 @pytest.fixture

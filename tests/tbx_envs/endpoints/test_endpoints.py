@@ -10,8 +10,6 @@ import threading
 import httpx
 import pytest
 
-from tbx_envs.endpoints.costs import TokenUsage
-from tbx_envs.endpoints.responses import EndpointCall
 from tbx_envs.endpoints.client import (
     FIRST_WAIT_S,
     LONGEST_WAIT_S,
@@ -19,6 +17,8 @@ from tbx_envs.endpoints.client import (
     EndpointConfig,
     stopped_by_interrupts,
 )
+from tbx_envs.endpoints.costs import TokenUsage
+from tbx_envs.endpoints.responses import EndpointCall
 from tbx_envs.errors import ConfigError, ContextExceeded, EndpointError, EndpointRefused
 from tbx_envs.testing.loopback_endpoint import (
     Answers,

@@ -5,12 +5,19 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tbx_envs.evaluation.compare import compare, compare_folders
 from tbx_envs.errors import ConfigError
-from tbx_envs.evaluation.run import run_campaign
+from tbx_envs.evaluation.compare import compare, compare_folders
 from tbx_envs.evaluation.metrics import Tally
 from tbx_envs.evaluation.pool import select_pool
-from tbx_envs.evaluation.report import CampaignProgress, campaign_summary, print_campaign, print_comparison, print_pool, share
+from tbx_envs.evaluation.report import (
+    CampaignProgress,
+    campaign_summary,
+    print_campaign,
+    print_comparison,
+    print_pool,
+    share,
+)
+from tbx_envs.evaluation.run import run_campaign
 from tbx_envs.evaluation.task_lists import select_tasks
 from tbx_envs.testing.players import PrescribedPlayer
 

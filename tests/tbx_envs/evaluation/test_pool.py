@@ -6,9 +6,9 @@ from scipy import integrate
 
 from tbx_envs.domains import load_domain
 from tbx_envs.errors import ConfigError
-from tbx_envs.evaluation.run import task_hash
 from tbx_envs.evaluation.metrics import Tally
 from tbx_envs.evaluation.pool import BANDS, band_masses, difficulty, load_pool, lock_digest, save_pool, select_pool
+from tbx_envs.evaluation.run import task_hash
 from tbx_envs.evaluation.task_lists import select_tasks
 
 TRAIN = select_tasks("train")[:5]

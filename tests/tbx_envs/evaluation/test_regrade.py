@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from tbx_envs.evaluation.files import load_rows
-from tbx_envs.errors import ConfigError
-from tbx_envs.evaluation.run import run_campaign
 from tbx_envs.agents.idle import IdlePlayer
 from tbx_envs.agents.oracle import OraclePlayer
 from tbx_envs.agents.scripted import ScriptedPlayer
+from tbx_envs.errors import ConfigError
+from tbx_envs.evaluation.files import load_rows
 from tbx_envs.evaluation.regrade import regrade_campaign
+from tbx_envs.evaluation.run import run_campaign
 from tbx_envs.evaluation.transcripts import load_episodes
 
 UIDS = tuple(f"clinic/cancel_visit/{number:03d}" for number in range(6))

@@ -3,15 +3,15 @@ import json
 
 import pytest
 
-from tbx_envs.episode import FinishReason
-from tbx_envs.errors import CheckFault, ConfigError, PolicyFault
-from tbx_envs.evaluation.run import campaign_row, refuse_many_voids, run_campaign, summarize, tallies_of, task_hash
 from tbx_envs.agents import Attempt
 from tbx_envs.agents.idle import IdlePlayer
 from tbx_envs.agents.oracle import OraclePlayer
+from tbx_envs.episode import FinishReason
+from tbx_envs.errors import CheckFault, ConfigError, PolicyFault
+from tbx_envs.evaluation.run import campaign_row, refuse_many_voids, run_campaign, summarize, tallies_of, task_hash
 from tbx_envs.evaluation.task_lists import find_task, is_unseen_family, select_tasks
-from tbx_envs.testing.players import PrescribedPlayer, prescribed_episode
 from tbx_envs.evaluation.transcripts import load_episodes
+from tbx_envs.testing.players import PrescribedPlayer, prescribed_episode
 
 UIDS = (*select_tasks("train")[:2], select_tasks("heldout")[-1])
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from tbx_envs.tools.session import Answer, ServedTool
-from tbx_envs.thinkingbox.dataset.records import BuiltinTool, DatasetTask, ToolChoice
 from tbx_envs.errors import DomainError
-from tbx_envs.thinkingbox.agent_tools import AgentTools
 from tbx_envs.task import Limits
+from tbx_envs.thinkingbox.agent_tools import AgentTools
+from tbx_envs.thinkingbox.dataset.records import BuiltinTool, DatasetTask, ToolChoice
+from tbx_envs.tools.session import Answer, ServedTool
 
 SCHEMA = {"type": "object", "properties": {"id": {"type": "string"}, "all": {"type": "boolean"}}}
 

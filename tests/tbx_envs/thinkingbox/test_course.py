@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tbx_envs.tools.session import Answer
 from tbx_envs.env import ToolEnv
 from tbx_envs.episode import CheckReport, FinishReason
 from tbx_envs.messages import DONE_MARK, Text, ToolCall, ToolResult, Turn
 from tbx_envs.task import Limits
+from tbx_envs.tools.session import Answer
 
 
 class FakeUser:

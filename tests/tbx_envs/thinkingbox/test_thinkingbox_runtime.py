@@ -10,17 +10,17 @@ from gymnasium.envs.registration import registry
 from gymnasium.utils.env_checker import check_env
 
 import tbx_envs
-from tbx_envs.thinkingbox import dataset as datasets
+from tbx_envs.agents.idle import IdlePlayer
+from tbx_envs.agents.oracle import OraclePlayer
 from tbx_envs.env import ToolEnv
 from tbx_envs.episode import FinishReason
 from tbx_envs.errors import ActionError, ConfigError, EnvironmentFault
-from tbx_envs.evaluation.run import run_campaign
-from tbx_envs.messages import BadCall, Text, ToolCall, ToolResult, Turn
-from tbx_envs.agents.idle import IdlePlayer
-from tbx_envs.agents.oracle import OraclePlayer
 from tbx_envs.evaluation.regrade import regrade_campaign
-from tbx_envs.thinkingbox.runtime import close_shared
+from tbx_envs.evaluation.run import run_campaign
 from tbx_envs.evaluation.task_lists import find_task, select_tasks
+from tbx_envs.messages import BadCall, Text, ToolCall, ToolResult, Turn
+from tbx_envs.thinkingbox import dataset as datasets
+from tbx_envs.thinkingbox.runtime import close_shared
 from tbx_envs.vector import EpisodeSlots, ToolVectorEnv
 
 BIKESHOP = pathlib.Path(__file__).parents[2] / "data" / "bikeshop"

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tbx_envs.endpoints.costs import NOTHING_USED, TokenUsage
+from tbx_envs.agents import Attempt
+from tbx_envs.agents.turns import play_turns
 from tbx_envs.domains import load_domain
 from tbx_envs.endpoints.client import ChatEndpoint, EndpointConfig
+from tbx_envs.endpoints.costs import NOTHING_USED, TokenUsage
 from tbx_envs.episode import FinishReason
 from tbx_envs.errors import ConfigError, UserFault
 from tbx_envs.messages import DONE_MARK, Text, ToolCall, ToolResult, Turn
-from tbx_envs.agents import Attempt
-from tbx_envs.agents.turns import play_turns
 from tbx_envs.testing.loopback_endpoint import Answers, LoopbackEndpoint, Says
 from tbx_envs.users.model import (
     CONVERSATION,

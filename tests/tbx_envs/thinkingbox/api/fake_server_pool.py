@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tbx_envs.tools.session import Answer, ServedTool
 from tbx_envs.errors import CheckFault, ToolFault
+from tbx_envs.tools.session import Answer, ServedTool
 
 SERVERS = ("shop", "notes")
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}

@@ -20,10 +20,10 @@ from fake_server_pool import SERVERS, FakePool, FakeSession
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from tbx_envs.web import loopback
-from tbx_envs.web.access import Access
 from tbx_envs.thinkingbox.api.live_sessions import LiveSessions
 from tbx_envs.thinkingbox.api.session_api import create_app
+from tbx_envs.web import loopback
+from tbx_envs.web.access import Access
 
 VISIBLE = ["echo", "number", "record", "empty", "clock", "hang", "die", "break"]
 # What the original's client sends again: (docs of the module); 401 only with a credential.

@@ -4,8 +4,8 @@ import datetime
 
 import pytest
 
-from tbx_envs.thinkingbox.dataset.dataset import Dataset
 from tbx_envs.messages import BadCall, Text, ToolCall, ToolResult, Turn
+from tbx_envs.thinkingbox.dataset.dataset import Dataset
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
+from tbx_envs.errors import DomainError
 from tbx_envs.thinkingbox.dataset.dataset import Dataset
 from tbx_envs.thinkingbox.dataset.problems import DatasetProblems
-from tbx_envs.errors import DomainError
 
 
 def file_of(*names, scenario="shop"):

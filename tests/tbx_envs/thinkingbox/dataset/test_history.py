@@ -2,11 +2,11 @@
 
 import pytest
 
+from tbx_envs.messages import BadCall, Text, ToolCall, ToolResult, Turn
 from tbx_envs.thinkingbox.dataset.file_records import HistoryReference
 from tbx_envs.thinkingbox.dataset.history import load_history, messages_of, meta_file_of
 from tbx_envs.thinkingbox.dataset.problems import DatasetProblems
 from tbx_envs.thinkingbox.dataset.yaml_files import YamlText
-from tbx_envs.messages import BadCall, Text, ToolCall, ToolResult, Turn
 
 SPEECH = """
 $history:

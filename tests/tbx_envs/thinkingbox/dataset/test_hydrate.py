@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
+from tbx_envs.messages import Text, Turn
+from tbx_envs.task import ExpectedCall, Limits
 from tbx_envs.thinkingbox.dataset.dataset import Dataset
 from tbx_envs.thinkingbox.dataset.problems import DatasetProblems
 from tbx_envs.thinkingbox.dataset.records import BuiltinTool, ToolChoice
-from tbx_envs.messages import Text, Turn
-from tbx_envs.task import ExpectedCall, Limits
 
 SIMPLE = '''
 def test_a(x, judge):

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from tbx_envs.thinkingbox.dataset.dataset import Dataset
-from tbx_envs.thinkingbox.dataset.problems import DatasetProblems
 from tbx_envs.errors import ConfigError, DomainError
 from tbx_envs.messages import Text
 from tbx_envs.task import ExpectedCall, Limits
+from tbx_envs.thinkingbox.dataset.dataset import Dataset
+from tbx_envs.thinkingbox.dataset.problems import DatasetProblems
 
 
 def case(uid="a.py:test_a", **changes):

@@ -10,11 +10,11 @@ import gymnasium
 import pytest
 
 import tbx_envs
+from tbx_envs.errors import ConfigError, DomainError
+from tbx_envs.evaluation.task_lists import find_task, is_unseen_family, select_tasks
+from tbx_envs.registration import env_id, uid_of
 from tbx_envs.thinkingbox import dataset as datasets
 from tbx_envs.thinkingbox.dataset import dataset_of, register_dataset, register_from_environment, registered_datasets
-from tbx_envs.errors import ConfigError, DomainError
-from tbx_envs.registration import env_id, uid_of
-from tbx_envs.evaluation.task_lists import find_task, is_unseen_family, select_tasks
 
 PROGRAM = """
 import json, sys, warnings

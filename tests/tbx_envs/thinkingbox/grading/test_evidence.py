@@ -5,8 +5,8 @@ import types
 
 import pytest
 
-from tbx_envs.thinkingbox.grading.evidence import evidence_of
 from tbx_envs.messages import BadCall, Text, ToolCall, ToolResult, Turn
+from tbx_envs.thinkingbox.grading.evidence import evidence_of
 
 EPISODE = (
     Text("system", "Be kind."),

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from saying import SayingEndpoint, reply
 
-from tbx_envs.thinkingbox.grading.judge import EndpointJudge, Opinion, YesJudge, escaped, is_yes, opinion_of
 from tbx_envs.errors import EndpointError
+from tbx_envs.thinkingbox.grading.judge import EndpointJudge, Opinion, YesJudge, escaped, is_yes, opinion_of
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from saying import FIXTURE_MODULES, SayingEndpoint
 from test_evidence import EPISODE, EVIDENCE_OPTIONS
 from verdicts import CASES, code_of
 
+from tbx_envs.errors import CheckFault
 from tbx_envs.thinkingbox.grading.evidence import evidence_of
 from tbx_envs.thinkingbox.grading.judge import EndpointJudge
-from tbx_envs.errors import CheckFault
 
 PYTHON = os.environ.get("TBX_SERVERS_PYTHON", "")
 HAS_ORIGINAL = bool(PYTHON) and not subprocess.run([PYTHON, "-c", "import thinkingbox"], capture_output=True).returncode

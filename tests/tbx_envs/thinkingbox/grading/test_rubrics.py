@@ -7,8 +7,8 @@ import pytest
 from saying import SayingEndpoint
 from verdicts import code_of
 
-from tbx_envs.thinkingbox.grading.judge import EndpointJudge, YesJudge
 from tbx_envs.errors import CheckFault
+from tbx_envs.thinkingbox.grading.judge import EndpointJudge, YesJudge
 
 IMPORT = "from thinkingbox.common.rubrics_judge import EvaluationResult, RubricJudge, RubricScore"
 

@@ -4,9 +4,9 @@ import pytest
 from saying import SayingEndpoint
 from verdicts import code_of
 
+from tbx_envs.errors import CheckFault
 from tbx_envs.thinkingbox.grading.judge import EndpointJudge
 from tbx_envs.thinkingbox.grading.test_code import CheckWorker
-from tbx_envs.errors import CheckFault
 
 EVALUATOR = {"evaluator": {"type": "thinkingbox.fixtures.GeneratedAnswerEvaluator", "max_workers": 1}}
 ASKED = {

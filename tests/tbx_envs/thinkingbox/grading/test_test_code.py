@@ -12,10 +12,10 @@ import pytest
 from saying import FIXTURE_MODULES, SayingEndpoint
 from verdicts import CASES, code_of
 
-from tbx_envs.thinkingbox.grading.judge import EndpointJudge, YesJudge
-from tbx_envs.thinkingbox.grading.test_code import CheckWorker
 from tbx_envs.episode import CheckReport
 from tbx_envs.errors import CheckFault, ConfigError, EndpointError, EndpointRefused, ToolFault
+from tbx_envs.thinkingbox.grading.judge import EndpointJudge, YesJudge
+from tbx_envs.thinkingbox.grading.test_code import CheckWorker
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 

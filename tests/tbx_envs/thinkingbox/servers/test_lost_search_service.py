@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from tbx_envs.thinkingbox.servers.server_pool import ServerPool
 from tbx_envs.errors import ToolFault
 from tbx_envs.thinkingbox.search import search_service
+from tbx_envs.thinkingbox.servers.server_pool import ServerPool
 
 HOLDER = """
 import sys

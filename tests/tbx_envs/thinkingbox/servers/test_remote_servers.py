@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tbx_envs.errors import ConfigError, ToolFault
 from tbx_envs.thinkingbox.servers.server_pool import ServerPool
 from tbx_envs.thinkingbox.servers.servers_file import RemoteServer
-from tbx_envs.errors import ConfigError, ToolFault
 
 
 class Host:

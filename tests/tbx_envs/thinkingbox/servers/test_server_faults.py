@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from tbx_envs.thinkingbox.servers.server_pool import ServerPool
 from tbx_envs.errors import ConfigError, ToolFault
+from tbx_envs.thinkingbox.servers.server_pool import ServerPool
 
 LIMIT_S = 0.5  # where something is meant to hang; everything else has half a minute
 

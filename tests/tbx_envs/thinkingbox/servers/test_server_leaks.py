@@ -12,8 +12,8 @@ import uuid
 
 import pytest
 
-from tbx_envs.thinkingbox.servers.server_pool import ServerPool
 from tbx_envs.errors import ToolFault
+from tbx_envs.thinkingbox.servers.server_pool import ServerPool
 
 WAYS = ("close", "discard", "forget", "kill", "die", "hang", "garbage", "exit_zero", "kill_fork_server")
 

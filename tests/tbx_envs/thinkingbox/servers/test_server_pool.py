@@ -14,10 +14,10 @@ import urllib.request
 
 import pytest
 
+from tbx_envs.errors import CheckFault, ConfigError, ToolFault
 from tbx_envs.thinkingbox.servers import launcher
 from tbx_envs.thinkingbox.servers.server_pool import ServerPool
 from tbx_envs.thinkingbox.servers.servers_file import ProcessServer
-from tbx_envs.errors import CheckFault, ConfigError, ToolFault
 
 ALL = ["bikes", "notes", "trouble"]
 MOMENT = datetime.datetime(2025, 10, 1, 8, 30, tzinfo=datetime.UTC)

@@ -2,8 +2,8 @@ import sys
 
 import pytest
 
-from tbx_envs.thinkingbox.servers.servers_file import ProcessServer, RemoteServer, load_servers, require_servers
 from tbx_envs.errors import ConfigError
+from tbx_envs.thinkingbox.servers.servers_file import ProcessServer, RemoteServer, load_servers, require_servers
 
 
 def write(tmp_path, text):
