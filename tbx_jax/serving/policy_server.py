@@ -1,4 +1,4 @@
-"""`tbx serve-policy`: a policy as an OpenAI-compatible chat endpoint (`tbx_jax.serving.policy_app`), in the foreground."""
+"""`tbx serve-policy`: a policy as an OpenAI-compatible chat endpoint (`tbx_jax.serving.policy_app`)."""
 
 from __future__ import annotations
 

@@ -3,8 +3,9 @@
     sandbox_consulting_group1.py:test_a 1f0c... 77ab...
 
 A task is of the benchmark when any of them fits: the uid; the content key
-(`tbx_envs.thinkingbox.dataset.records.content_key`), which a renamed copy keeps; or the words key, over the user's words alone, which a copy keeps whose world or grading
-was changed. The published data has 30 of the last kind beside the 507: the same requests without their rubrics.
+(`tbx_envs.thinkingbox.dataset.records.content_key`), which a renamed copy keeps; or the words key, over the user's
+words alone, which a copy keeps whose world or grading was changed. The published data has 30 of the last kind beside
+the 507: the same requests without their rubrics.
 `python -m tbx_envs.thinkingbox.dataset.guard lock` writes the file.
 """
 

@@ -1,8 +1,8 @@
 """`DatasetTask`: one task of a ThinkingBox dataset, hydrated: everything an episode needs, nothing left to look up.
 
 A dataset describes a task in several files (test file, scenario, agent, conftest, history); the loader
-(`tbx_envs.thinkingbox.dataset.hydrate`) puts them together. What stands here is what the original calls a hydrated test case,
-in our words.
+(`tbx_envs.thinkingbox.dataset.hydrate`) puts them together. What stands here is what the original calls a hydrated
+test case, in our words.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A test that raises nothing passes, and what it returns is the reward; an `AssertionError` fails it. Everything else is a
 fault: another exception, a crash, too much time or memory, a judge that does not answer. Test code never runs in this
-process: each grade has a child of the warm worker (`tbx_envs.thinkingbox.grading.worker_process`) to itself, without keys, and what
-it needs of judge and servers it asks for over its socket.
+process: each grade has a child of the warm worker (`tbx_envs.thinkingbox.grading.worker_process`) to itself, without
+keys, and what it needs of judge and servers it asks for over its socket.
 """
 
 from __future__ import annotations

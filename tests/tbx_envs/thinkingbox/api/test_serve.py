@@ -160,7 +160,10 @@ def test_what_cannot_start_says_why(folder: Path, options: list[str], message: s
 
 
 def test_help_needs_no_web_server() -> None:
-    code = "import sys; from tbx_envs.thinkingbox.api import serve; assert not {'uvicorn', 'mcp', 'starlette'} & set(sys.modules)"
+    code = (
+        "import sys; from tbx_envs.thinkingbox.api import serve; "
+        "assert not {'uvicorn', 'mcp', 'starlette'} & set(sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", f"{code}; serve.main(['--help'])"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--token-env NAME" in done.stdout
