@@ -45,7 +45,7 @@ from typing import Any, Literal, Protocol
 import tbx_envs
 from benchmarks.original_proxy import graded_episode, proxied, versions_of
 from tbx_envs.agents import Attempt
-from tbx_envs.agents.oracle import OraclePlayer
+from tbx_envs.agents.oracle import OracleAgent
 from tbx_envs.thinkingbox.dataset import registered_datasets
 from tbx_envs.thinkingbox.dataset.dataset import Dataset
 from tbx_envs.thinkingbox.dataset.records import DatasetTask
@@ -98,10 +98,10 @@ def measure_rounds(plays: Mapping[str, Play], tasks: Sequence[DatasetTask], roun
 
 
 def ours(start: Literal["fork", "spawn"], concurrency: int) -> Play:
-    player = OraclePlayer(concurrency=concurrency, judge="yes", start=start)
+    agent = OracleAgent(concurrency=concurrency, judge="yes", start=start)
 
     def play(tasks: Sequence[DatasetTask]) -> None:
-        for episode in player.play(Attempt(task.uid, 0, 0) for task in tasks):
+        for episode in agent.run(Attempt(task.uid, 0, 0) for task in tasks):
             if not episode.passed:
                 why = episode.fault.message if episode.fault else "\n".join(episode.report.differences)
                 raise SystemExit(f"task {episode.uid}, {start}: its expected calls did not pass: {why}")

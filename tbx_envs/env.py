@@ -25,7 +25,7 @@ import gymnasium
 
 from tbx_envs.chat.interpretation import interpret, schemas_of
 from tbx_envs.domains import Domain, load_domain
-from tbx_envs.domains.runtime import BuiltInStage
+from tbx_envs.domains.runtime import DomainRuntime
 from tbx_envs.episode import TERMINATED, CheckReport, Episode, Fault, FinishReason
 from tbx_envs.errors import (
     ActionError,
@@ -49,7 +49,7 @@ from tbx_envs.messages import (
     to_chat,
 )
 from tbx_envs.rendering import transcript_text
-from tbx_envs.runtime import Stage, StageOptions
+from tbx_envs.runtime import EpisodeOptions, Runtime
 from tbx_envs.spaces import AnyText
 from tbx_envs.task import Task
 from tbx_envs.tools.arguments import transport_problem
@@ -60,6 +60,9 @@ if TYPE_CHECKING:
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 
+# Status of a call that is not `ok` -> its count in `Episode.usage`, a column of files that others read.
+_COUNTED_AS = {"rejected": "refused_calls", "invalid": "invalid_calls"}
+
 
 class ToolEnv(gymnasium.Env[str, str | Turn]):
     """One task.
@@ -69,7 +72,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         chat_format: how calls stand in the policy's text (`tbx_envs.chat.interpretation`).
         render_mode: None, `ansi` (`render()` returns the transcript) or `human` (messages are printed as they
             come).
-        stage: further options, by the names of `StageOptions`: `user`, `judge`, `tool_timeout_s`, ...
+        stage: further options, by the names of `EpisodeOptions`: `user`, `judge`, `tool_timeout_s`, ...
 
     Raises:
         DomainError: no such task.
@@ -83,14 +86,14 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ActionError(f"render_mode {render_mode!r} is not known; use None, 'ansi' or 'human'.")
         interpret("", chat_format)  # an unknown format fails here, not in the first step
-        self._options = _stage_options(stage)
+        self._options = _episode_options(stage)
         self.task, self.domain = _task_and_domain(uid)
         self.render_mode = render_mode
         self.observation_space = AnyText()
         self.action_space = AnyText()
         self._chat_format = chat_format
         self._messages: list[Message] = []
-        self._stage: Stage | None = None
+        self._runtime: Stage | None = None
         self._schemas: Mapping[str, Any] | None = None  # of the tools' arguments, once they are needed
         self._tools: list[dict[str, Any]] | None = None  # of a dataset's task, known once it has been started
         self._clear()
@@ -186,19 +189,19 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         """
         began = time.perf_counter()
         super().reset(seed=seed)
-        self._leave_stage()
+        self._leave_runtime()
         self._clear()
         self._seed = int(self.np_random.integers(2**63 - 1)) if seed is None else int(seed)
         try:
-            self._stage = self._new_stage()
+            self._runtime = self._new_runtime()
         except EnvironmentFault as fault:
             self._void(fault, began)
             raise
         self._running = True
         if self.domain is None:
-            self._tools, self._schemas = self._stage.tools, None
-        self._num_calls = sum(len(said.calls) for said in self._stage.opening if isinstance(said, Turn))
-        self._say(*self._stage.opening)
+            self._tools, self._schemas = self._runtime.tools, None
+        self._num_calls = sum(len(said.calls) for said in self._runtime.opening if isinstance(said, Turn))
+        self._say(*self._runtime.opening)
         info = {
             "uid": self.task.uid,
             "messages": to_chat(self._messages),
@@ -206,14 +209,14 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             "finish_reason": None,
         }
         self._seconds += time.perf_counter() - began
-        return self._stage.opening[-1].text, info
+        return self._runtime.opening[-1].text, info
 
-    def _new_stage(self) -> Stage:
+    def _new_runtime(self) -> Runtime:
         if self.domain is not None:
-            return BuiltInStage(self.task, self.domain, self._options, self._seed)
-        from tbx_envs.thinkingbox.runtime import DatasetStage
+            return DomainRuntime(self.task, self.domain, self._options, self._seed)
+        from tbx_envs.thinkingbox.runtime import DatasetRuntime
 
-        return DatasetStage(self.task, self._options, self._seed)
+        return DatasetRuntime(self.task, self._options, self._seed)
 
     def step(self, action: str | Turn) -> Step:
         """Take what the policy wrote: raw text in the environment's chat format, or a turn read already.
@@ -298,8 +301,8 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
 
     def _calls_that_end(self, turn: Turn) -> bool:
         """True when a call of the turn ends the conversation: then none of its calls is executed."""
-        assert self._stage is not None
-        ending = [call for call in turn.calls if isinstance(call, ToolCall) and call.name in self._stage.ends_turn]
+        assert self._runtime is not None
+        ending = [call for call in turn.calls if isinstance(call, ToolCall) and call.name in self._runtime.ends_turn]
         for call in ending:
             self._usage["tool_calls"] += 1
             self._say(ToolResult(call.id, call.name, ""))
@@ -318,27 +321,27 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
 
     def _call(self, call: ToolCall | BadCall) -> tuple[ToolResult, str | None]:
         """The result of a call, and what the user is told of it at once."""
-        assert self._stage is not None
+        assert self._runtime is not None
         self._usage["tool_calls"] += 1
         if isinstance(call, BadCall):
             self._usage["invalid_calls"] += 1
             return ToolResult(call.id, "", f"{call.problem}", "invalid"), None
         try:
-            answer = self._stage.call(call.name, call.arguments)
+            answer = self._runtime.call(call.name, call.arguments)
         except TbxError:
             raise
         except Exception as error:  # the episode boundary: a session that crashes voids the episode
             raise ToolFault(_unexpected(self.task, f"the call of {call.name}", error)) from error
         if answer.status != "ok":
-            self._usage[f"{answer.status}_calls"] += 1
+            self._usage[_COUNTED_AS[answer.status]] += 1
         return ToolResult(call.id, call.name, answer.text, answer.status), answer.direct
 
     def _ask_user(self) -> FinishReason | None:
-        assert self._stage is not None
-        user, may_end = self._stage.user, self._stage.user_may_end
+        assert self._runtime is not None
+        user, may_end = self._runtime.user, self._runtime.user_may_end
         if user is None:
             return FinishReason.NO_USER
-        if self._usage["user_turns"] >= self._stage.user_turns:
+        if self._usage["user_turns"] >= self._runtime.user_turns:
             return FinishReason.USER_LIMIT
         self._usage["user_turns"] += 1
         try:
@@ -354,17 +357,17 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
 
     def _end(self, reason: FinishReason) -> None:
         """Run the check and end the episode."""
-        assert self._stage is not None
+        assert self._runtime is not None
         self._finish_reason = reason
         try:
-            self._evidence = self._stage.evidence(self.transcript)
-            self._report = self._stage.check(self.transcript, self._evidence)
+            self._evidence = self._runtime.evidence(self.transcript)
+            self._report = self._runtime.check(self.transcript, self._evidence)
         except (EnvironmentFault, ConfigError):
             raise
         except Exception as error:  # the episode boundary: a check that crashes says neither yes nor no
             raise CheckFault(_unexpected(self.task, "the check", error)) from error
         self._running = False
-        self._leave_stage()
+        self._leave_runtime()
 
     # --- around an episode ----------------------------------------------------------------------------------
 
@@ -379,16 +382,16 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         self._report = None
         self._fault = Fault(fault.kind, str(fault))
         self._seconds += time.perf_counter() - began
-        if self._stage is not None:
-            self._usage |= self._stage.usage
-            self._stage.discard(fault.kind)
-            self._stage = None
+        if self._runtime is not None:
+            self._usage |= self._runtime.usage
+            self._runtime.discard(fault.kind)
+            self._runtime = None
 
-    def _leave_stage(self) -> None:
-        if self._stage is not None:
-            self._usage |= self._stage.usage
-            self._stage.close()
-            self._stage = None
+    def _leave_runtime(self) -> None:
+        if self._runtime is not None:
+            self._usage |= self._runtime.usage
+            self._runtime.close()
+            self._runtime = None
 
     def render(self) -> str | None:
         """The transcript for `ansi`; None otherwise, since `human` prints as it goes."""
@@ -398,14 +401,14 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         """Give everything back; a second call does nothing. `reset` may still be called afterwards."""
         if self._running:
             self._clear()
-        self._leave_stage()
+        self._leave_runtime()
 
 
-def _stage_options(given: Mapping[str, Any]) -> StageOptions:
+def _episode_options(given: Mapping[str, Any]) -> EpisodeOptions:
     try:
-        return StageOptions(**given)
+        return EpisodeOptions(**given)
     except TypeError:
-        known = [field.name for field in dataclasses.fields(StageOptions)]
+        known = [field.name for field in dataclasses.fields(EpisodeOptions)]
         unknown = [name for name in given if name not in known]
         near = did_you_mean(unknown[0], known)
         raise ActionError(f"ToolEnv has no option {unknown[0]!r}.{near} Its options: {', '.join(known)}.") from None

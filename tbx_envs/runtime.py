@@ -25,7 +25,7 @@ UserMaker = Callable[[Any, Any, int], User | None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class StageOptions:
+class EpisodeOptions:
     """How stages are set up; the defaults are those of `ToolEnv`.
 
     Attributes:
@@ -61,7 +61,7 @@ class StageOptions:
             )
 
 
-class Stage(Protocol):
+class Runtime(Protocol):
     """Set up for one episode. Every method but `close` and `discard` raises `EnvironmentFault` when something broke.
 
     Attributes:

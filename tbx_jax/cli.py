@@ -71,7 +71,7 @@ def _help() -> str:
             "",
             "examples:",
             "  tbx tasks list heldout",
-            "  tbx evaluate policy=scripted lapse=0.3 tasks='clinic/*' attempts=5 output_dir=runs/scripted",
+            "  tbx evaluate policy=scripted error_rate=0.3 tasks='clinic/*' attempts=5 output_dir=runs/scripted",
             "  tbx report runs/scripted",
             "  tbx train -m optim.learning_rate=1e-4,3e-4",
         ]
@@ -179,26 +179,26 @@ def _play(rest: Arguments) -> None:
 
 
 def _report(rest: Arguments) -> None:
-    parser = argparse.ArgumentParser("tbx report", description="The measures of a campaign, finished or not.")
+    parser = argparse.ArgumentParser("tbx report", description="The measures of an evaluation run, finished or not.")
     parser.add_argument("folder", help="output_dir of `tbx evaluate` or `tbx pool`")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     given = parser.parse_args(rest)
     from tbx_envs.evaluation import report
     from tbx_envs.evaluation.pool import load_pool
 
-    summary = report.campaign_summary(given.folder)
+    summary = report.run_summary(given.folder)
     if given.json:
         print(report.as_json(summary))
         return
-    report.print_campaign(summary, summary["k"], title=f"policy {summary['policy']}, {given.folder}")
+    report.print_run(summary, summary["k"], title=f"policy {summary['policy']}, {given.folder}")
     pool_path = Path(given.folder) / "pool.json"
     if pool_path.is_file():
         report.print_pool(load_pool(pool_path))
 
 
 def _compare(rest: Arguments) -> None:
-    parser = argparse.ArgumentParser("tbx compare", description="Two campaigns side by side, paired by task.")
-    parser.add_argument("first", help="output_dir of the campaign to compare with")
+    parser = argparse.ArgumentParser("tbx compare", description="Two evaluation runs side by side, paired by task.")
+    parser.add_argument("first", help="output_dir of the run to compare with")
     parser.add_argument("second", help="output_dir of the other one")
     given = parser.parse_args(rest)
     from tbx_envs.evaluation.compare import compare_folders
@@ -225,7 +225,7 @@ def _export(rest: Arguments) -> None:
 
 
 def _show(rest: Arguments) -> None:
-    parser = argparse.ArgumentParser("tbx show", description="Transcripts of a campaign.")
+    parser = argparse.ArgumentParser("tbx show", description="Transcripts of an evaluation run.")
     parser.add_argument("folder", help="output_dir of `tbx evaluate` or `tbx pool`")
     parser.add_argument("--uid", help="only this task")
     parser.add_argument("--attempt", type=int, help="only this attempt")
@@ -249,9 +249,9 @@ COMMANDS: dict[str, tuple[str, Callable[[Arguments], int | None]]] = {
         _hydra("pool", "PoolConfig", "tbx_jax.evaluation:run_pool"),
     ),
     "train": ("GRPO on a pool of tasks", _hydra("train", "TrainConfig", "tbx_jax.train:run")),
-    "warmstart": (
+    "sft": (
         "make the shipped policy: tokenizer, demonstrations, supervised training",
-        _hydra("warmstart", "WarmstartConfig", "tbx_jax.commands.sft:run"),
+        _hydra("sft", "SftConfig", "tbx_jax.commands.sft:run"),
     ),
     "demo": (
         "evaluate, choose a pool, train, evaluate again",
@@ -263,9 +263,9 @@ COMMANDS: dict[str, tuple[str, Callable[[Arguments], int | None]]] = {
         "answer the original's HTTP session API, on our server pool",
         _program("tbx_envs.thinkingbox.api.serve:main"),
     ),
-    "report": ("the measures of a campaign", _report),
-    "compare": ("two campaigns side by side", _compare),
-    "show": ("transcripts of a campaign", _show),
+    "report": ("the measures of an evaluation run", _report),
+    "compare": ("two evaluation runs side by side", _compare),
+    "show": ("transcripts of an evaluation run", _show),
 }
 
 

@@ -220,7 +220,7 @@ class EvaluateConfig(Record):
     compute_dtype: Literal["float32", "bfloat16"] | None
     tasks: str
     attempts: Positive
-    lapse: Annotated[float, pydantic.Field(ge=0.0)]
+    error_rate: Annotated[float, pydantic.Field(ge=0.0)]
     max_void_retries: Count
     regrade: str | None
     output_dir: str
@@ -244,7 +244,7 @@ class PoolConfig(Record):
     output_dir: str
 
 
-class WarmstartConfig(Record):
+class SftConfig(Record):
     model: ModelConfig
     optim: OptimConfig
     mesh: MeshConfig
@@ -255,7 +255,7 @@ class WarmstartConfig(Record):
     domain: str
     families: tuple[str, ...] | None
     demonstrations: Positive
-    lapse: Annotated[float, pydantic.Field(ge=0.0)]
+    error_rate: Annotated[float, pydantic.Field(ge=0.0)]
     epochs: Positive
     batch_tokens: Positive
     vocabulary: Positive

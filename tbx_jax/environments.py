@@ -128,7 +128,7 @@ def concurrency_for(environment: EnvironmentConfig, uids: Sequence[str], endpoin
 
 
 def environment_fingerprint(environment: EnvironmentConfig, judge: JudgeConfig, user: UserConfig) -> dict[str, Any]:
-    """What of all this decides outcomes, for the fingerprint of a campaign; nothing where all is as by default.
+    """What of all this decides outcomes, for the fingerprint of an evaluation run; nothing where all is as by default.
 
     Keys, prices, time limits and numbers of connections are no part of it.
     """

@@ -1,4 +1,4 @@
-"""`tbx evaluate` and `tbx pool`: a configuration becomes a player, a campaign and its measures.
+"""`tbx evaluate` and `tbx pool`: a configuration becomes a agent, an evaluation run and its measures.
 
 JAX is imported only when a policy model plays.
 """
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tbx_envs.agents import Player
-from tbx_envs.endpoints.costs import campaign_costs
+from tbx_envs.agents import Agent
+from tbx_envs.endpoints.costs import run_costs
 from tbx_envs.errors import ConfigError, did_you_mean
 from tbx_envs.evaluation.files import Row, load_rows, write_json
 from tbx_envs.evaluation.pool import Pool, refuse_heldout, save_pool, select_pool
 from tbx_envs.evaluation.provenance import mark_provenance
-from tbx_envs.evaluation.regrade import regrade_campaign
-from tbx_envs.evaluation.report import CampaignProgress, print_campaign, print_pool
-from tbx_envs.evaluation.run import refuse_many_voids, run_campaign, summarize, tallies_of
+from tbx_envs.evaluation.regrade import regrade
+from tbx_envs.evaluation.report import RunProgress, print_pool, print_run
+from tbx_envs.evaluation.run import refuse_many_voids, run, summarize, tallies_of
 from tbx_envs.evaluation.task_lists import select_tasks
 from tbx_envs.thinkingbox.dataset.guard import MARK, is_marked_policy
 from tbx_jax.config import EvaluateConfig, PoolConfig, SamplingConfig
@@ -43,17 +43,17 @@ def run_evaluation(config: EvaluateConfig) -> dict[str, Any]:
         `k`, the number of attempts at each task.
 
     Raises:
-        ConfigError: no such policy or tasks, or another campaign in `output_dir`.
+        ConfigError: no such policy or tasks, or another run in `output_dir`.
         PolicyFault: too many attempts are void (`MAX_VOID_SHARE`); everything is written nevertheless.
     """
-    rows = _campaign(config, config.lapse) if config.regrade is None else _regraded(config, config.regrade)
+    rows = _evaluated(config, config.error_rate) if config.regrade is None else _regraded(config, config.regrade)
     played, _ = load_rows(config.output_dir)
     policy, seed, k = played["policy"]["name"], played["seed"], played["attempts"]  # of a regraded one: the source's
     summary = {"policy": policy, "seed": seed, "k": k, **summarize(rows, k, seed)}
     summary |= {MARK: True} if played["policy"].get(MARK) else {}
     summary |= _costs(config, rows, summary[f"observed_{k}_of_{k}"])
     write_json(Path(config.output_dir) / "summary.json", summary)
-    print_campaign(summary, k, title=f"policy {policy}")
+    print_run(summary, k, title=f"policy {policy}")
     refuse_many_voids(rows)
     return summary
 
@@ -63,7 +63,7 @@ def _costs(config: EvaluateConfig, rows: Sequence[Row], reliable_tasks: int) -> 
     agent = config.agent.endpoint if config.policy == "endpoint" else None
     served = {"policy": agent, "user": config.user.endpoint, "judge": config.judge.endpoint}
     prices = {role: prices_of(settings) for role, settings in served.items() if settings is not None}
-    return {"costs": campaign_costs(rows, prices, reliable_tasks=reliable_tasks)} if prices else {}
+    return {"costs": run_costs(rows, prices, reliable_tasks=reliable_tasks)} if prices else {}
 
 
 def run_pool(config: PoolConfig) -> Pool:
@@ -71,15 +71,15 @@ def run_pool(config: PoolConfig) -> Pool:
 
     Raises:
         ConfigError: no such policy or tasks, tasks held out for evaluation, no task in the bands, or another
-            campaign or pool in `output_dir`.
+            run or pool in `output_dir`.
         PolicyFault: too many attempts are void; then no pool is written.
     """
     on_benchmark = config.train_on_benchmark_and_mark_results
     # before hours of attempts, not after
     refuse_heldout(select_tasks(config.tasks), purpose="a pool", train_on_benchmark=on_benchmark)
-    rows = _campaign(config, lapse=0.0)
+    rows = _evaluated(config, error_rate=0.0)
     refuse_many_voids(rows)
-    policy = campaign_policy(config, lapse=0.0)
+    policy = policy_of_run(config, error_rate=0.0)
     pool = select_pool(
         tallies_of(rows), bands=config.bands, policy=policy, seed=config.seed, train_on_benchmark=on_benchmark
     )
@@ -90,14 +90,14 @@ def run_pool(config: PoolConfig) -> Pool:
     return pool
 
 
-def _campaign(config: EvaluateConfig | PoolConfig, lapse: float) -> list[Row]:
+def _evaluated(config: EvaluateConfig | PoolConfig, error_rate: float) -> list[Row]:
     uids = select_tasks(config.tasks)
-    fingerprint = campaign_policy(config, lapse)
+    fingerprint = policy_of_run(config, error_rate)
     with opened_endpoints(judge=config.judge, user=config.user, agent=config.agent) as endpoints:
-        player = build_player(config, lapse, uids, endpoints)
-        with CampaignProgress(len(uids) * config.attempts) as progress:
-            return run_campaign(
-                player,
+        agent = build_agent(config, error_rate, uids, endpoints)
+        with RunProgress(len(uids) * config.attempts) as progress:
+            return run(
+                agent,
                 uids,
                 attempts=config.attempts,
                 seed=config.seed,
@@ -109,12 +109,12 @@ def _campaign(config: EvaluateConfig | PoolConfig, lapse: float) -> list[Row]:
 
 
 def _regraded(config: EvaluateConfig, folder: str) -> list[Row]:
-    """The rows of a campaign whose episodes are graded again."""
+    """The rows of an evaluation run whose episodes are graded again."""
     _, played = load_rows(folder)
     with opened_endpoints(judge=config.judge, user=config.user) as endpoints:
         options = environment_options(config.environment, config.judge, config.user, endpoints)
-        with CampaignProgress(len(played)) as progress:
-            return regrade_campaign(
+        with RunProgress(len(played)) as progress:
+            return regrade(
                 folder,
                 Path(config.output_dir) / "rows.jsonl",
                 judge=options["judge"],
@@ -124,9 +124,9 @@ def _regraded(config: EvaluateConfig, folder: str) -> list[Row]:
             )
 
 
-def build_player(
-    config: EvaluateConfig | PoolConfig, lapse: float, uids: Sequence[str], endpoints: Endpoints
-) -> Player:
+def build_agent(
+    config: EvaluateConfig | PoolConfig, error_rate: float, uids: Sequence[str], endpoints: Endpoints
+) -> Agent:
     """Who plays: an agent of ours, a served model, or the policy model of a checkpoint.
 
     Raises:
@@ -136,30 +136,30 @@ def build_player(
     options_of_ours = {"concurrency": concurrency_for(config.environment, uids, endpoints), **options}
     match config.policy:
         case "oracle":
-            from tbx_envs.agents.oracle import OraclePlayer
+            from tbx_envs.agents.oracle import OracleAgent
 
-            return OraclePlayer(**options_of_ours)
+            return OracleAgent(**options_of_ours)
         case "idle":
-            from tbx_envs.agents.idle import IdlePlayer
+            from tbx_envs.agents.idle import IdleAgent
 
-            return IdlePlayer(**options_of_ours)
+            return IdleAgent(**options_of_ours)
         case "scripted":
-            from tbx_envs.agents.scripted import ScriptedPlayer
+            from tbx_envs.agents.scripted import ScriptedAgent
 
-            return ScriptedPlayer(lapse, **options_of_ours)
+            return ScriptedAgent(error_rate, **options_of_ours)
         case "endpoint":
-            from tbx_envs.agents.endpoint import EndpointPlayer
+            from tbx_envs.agents.endpoint import EndpointAgent
 
             if endpoints.agent is None:
                 raise ConfigError(
                     "policy=endpoint needs to know which one. Add agent=endpoint agent.endpoint.base_url=... "
                     "agent.endpoint.model=..."
                 )
-            return EndpointPlayer(endpoints.agent, chat_format=config.agent.chat_format, **options_of_ours)
+            return EndpointAgent(endpoints.agent, chat_format=config.agent.chat_format, **options_of_ours)
         case _:
-            from tbx_jax.commands.agents import CheckpointPlayer
+            from tbx_jax.commands.agents import CheckpointAgent
 
-            return CheckpointPlayer(
+            return CheckpointAgent(
                 config.policy,
                 config.sampling,
                 config.mesh,
@@ -169,9 +169,9 @@ def build_player(
             )
 
 
-def campaign_policy(config: EvaluateConfig | PoolConfig, lapse: float) -> dict[str, Any]:
-    """What a campaign measures, for its fingerprint: the policy, and what users, judges and clocks it meets."""
-    made = policy_fingerprint(config.policy, config.sampling, lapse)
+def policy_of_run(config: EvaluateConfig | PoolConfig, error_rate: float) -> dict[str, Any]:
+    """What an evaluation run measures, for its fingerprint: the policy, and what users, judges and clocks it meets."""
+    made = policy_fingerprint(config.policy, config.sampling, error_rate)
     if config.compute_dtype is not None:
         made |= {"compute_dtype": config.compute_dtype}
     if config.policy == "endpoint" and config.agent.endpoint is not None:
@@ -181,7 +181,7 @@ def campaign_policy(config: EvaluateConfig | PoolConfig, lapse: float) -> dict[s
     return made | environment_fingerprint(config.environment, config.judge, config.user)
 
 
-def policy_fingerprint(policy: str, sampling: SamplingConfig, lapse: float) -> dict[str, Any]:
+def policy_fingerprint(policy: str, sampling: SamplingConfig, error_rate: float) -> dict[str, Any]:
     """What tells two policies apart: the name, and settings or weights that decide what it does.
 
     Neither slots, episodes in flight and decode steps nor the mesh are in it: they change how fast episodes are
@@ -191,7 +191,7 @@ def policy_fingerprint(policy: str, sampling: SamplingConfig, lapse: float) -> d
         ConfigError: no such agent and no such folder.
     """
     if policy == "scripted":
-        return {"name": policy, "lapse": lapse}
+        return {"name": policy, "error_rate": error_rate}
     if policy in AGENTS:
         return {"name": policy}
     settings = sampling.model_dump(exclude={"slots", "episodes", "decode_steps"})

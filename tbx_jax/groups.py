@@ -130,8 +130,7 @@ def _roll_round(roll: Roll, uids: Sequence[str], *, algo: AlgoConfig, seed: int)
     num_voids = 0
     for retry in range(1 + algo.max_void_retries):
         attempts = [
-            Attempt(uid=uid, attempt=member, seed=derive(seed, "attempt", uid, member, retry))
-            for uid, member in missing
+            Attempt(uid=uid, index=member, seed=derive(seed, "attempt", uid, member, retry)) for uid, member in missing
         ]
         rollouts = list(roll(attempts)) if attempts else []
         voids = [rollout for rollout in rollouts if rollout.episode.fault is not None]

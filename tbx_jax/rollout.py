@@ -76,7 +76,7 @@ class _Live:
         attempts.
         """
         self.num_turns += 1
-        return (self.attempt.uid, self.attempt.attempt, self.attempt.seed, self.num_turns - 1)
+        return (self.attempt.uid, self.attempt.index, self.attempt.seed, self.num_turns - 1)
 
 
 def run_attempts(
@@ -222,7 +222,7 @@ class _Table:
         live = self.live.pop(slot)
         if len(live.ledger):
             self.sampler.free(slot)
-        episode = self.slots.episode(slot, live.attempt.attempt)
+        episode = self.slots.episode(slot, live.attempt.index)
         num_sampled = int(live.ledger.wrote.sum())
         counts = {"sampled_tokens": num_sampled, "given_tokens": len(live.ledger) - num_sampled}
         episode = dataclasses.replace(episode, usage={**episode.usage, **counts})

@@ -128,7 +128,7 @@ def validate(name: str) -> None:
 
 
 def show_episodes(folder: Path, uid: str | None, attempt: int | None, outcome: str | None, system: bool) -> None:
-    """Transcripts of a campaign's episodes.
+    """Transcripts of an evaluation run's episodes.
 
     Raises:
         ConfigError: no transcripts there, or none that was asked for.

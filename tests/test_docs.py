@@ -16,9 +16,9 @@ import tbx_envs.domains
 import tbx_jax.config
 from tbx_envs.agents import Attempt
 from tbx_envs.domains import load_domain
-from tbx_envs.evaluation.run import campaign_row
+from tbx_envs.evaluation.run import row_of
 from tbx_envs.task import Task
-from tbx_envs.testing.players import prescribed_episode
+from tbx_envs.testing.agents import prescribed_episode
 from tbx_jax.cli import COMMANDS
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -208,9 +208,9 @@ def test_every_column_of_the_training_metrics_has_a_line():
     assert first_cells(section(TRAIN, "Columns of metrics.jsonl")) == list(row)
 
 
-def test_every_column_of_a_campaigns_rows_has_a_line():
+def test_every_column_of_a_runs_rows_has_a_line():
     episode = prescribed_episode(Attempt("clinic/cancel_visit/000", 0, 1), "pass")
-    row = campaign_row(episode, "idle", 0, "")
+    row = row_of(episode, "idle", 0, "")
     assert first_cells(section(TRAIN, "Columns of rows.jsonl")) == list(row)
 
 

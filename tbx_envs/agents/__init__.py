@@ -1,7 +1,7 @@
 """Who acts in an evaluation.
 
-A `Player` plays attempts and gives back one episode for each, in any order. The players of this package are
-agents that take one turn after the other (`play_turns`): `oracle`, `idle`, `scripted`. A player of a policy
+A `Agent` plays attempts and gives back one episode for each, in any order. The agents of this package are
+agents that take one turn after the other (`play_turns`): `oracle`, `idle`, `scripted`. A agent of a policy
 model runs many episodes together instead (`tbx_jax.commands.agents`).
 """
 
@@ -23,12 +23,12 @@ class Attempt:
 
     Attributes:
         uid: of the task.
-        attempt: number of the attempt at this task, from 0.
+        index: number of the attempt at this task, from 0.
         seed: of everything random in the episode: the user's wording, and what the policy draws.
     """
 
     uid: str
-    attempt: int
+    index: int
     seed: int
 
 
@@ -48,10 +48,10 @@ class Opening:
 
 
 @runtime_checkable
-class Player(Protocol):
+class Agent(Protocol):
     """Plays attempts."""
 
-    def play(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
+    def run(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
         """One episode for each attempt, in any order, void ones too: a fault of one attempt never stops the
         others."""
         ...

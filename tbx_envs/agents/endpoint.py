@@ -1,4 +1,4 @@
-"""A served model as a player: an agent that asks an endpoint for each of its turns.
+"""A served model as a agent: an agent that asks an endpoint for each of its turns.
 
 What the model writes is read as in training (`tbx_envs.chat.interpretation`), unless the server has taken calls and
 reasoning out of it already. What it has written goes back to it in the server's own form: every call as a tool call,
@@ -21,7 +21,7 @@ from tbx_envs.agents.turns import play_turns
 from tbx_envs.chat.interpretation import interpret, schemas_of
 from tbx_envs.chat.payload import Unreadable, decode, name_and_arguments
 from tbx_envs.chat.reasoning import THINK_CLOSE, THINK_OPEN
-from tbx_envs.domains import ScriptedAgent
+from tbx_envs.domains import AgentTurns
 from tbx_envs.endpoints.client import ChatEndpoint
 from tbx_envs.endpoints.costs import NOTHING_USED, TokenUsage, usage_counts
 from tbx_envs.endpoints.responses import Completion, EndpointCall
@@ -51,7 +51,7 @@ class EndpointUse:
     refused: bool = False
 
 
-class EndpointPlayer:
+class EndpointAgent:
     """Plays attempts with a served model.
 
     Args:
@@ -74,7 +74,7 @@ class EndpointPlayer:
         self._concurrency = endpoint.config.concurrency if concurrency is None else concurrency
         self._env_options = env_options
 
-    def play(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
+    def run(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
         """One episode for each attempt, as they end, void ones too. `usage` has `sampled_tokens`, `given_tokens` and
         `cached_tokens` where the server counts them, `seconds` has `policy`.
 
@@ -86,7 +86,7 @@ class EndpointPlayer:
         stop = threading.Event()
         uses: dict[Attempt, EndpointUse] = {}
 
-        def make_agent(attempt: Attempt, opening: Opening) -> ScriptedAgent:
+        def make_agent(attempt: Attempt, opening: Opening) -> AgentTurns:
             use = uses[attempt] = EndpointUse()
             return endpoint_agent(self._endpoint, attempt, opening, use, chat_format=self._chat_format, stop=stop)
 
@@ -114,7 +114,7 @@ def endpoint_agent(
     *,
     chat_format: str = "hermes",
     stop: threading.Event | None = None,
-) -> ScriptedAgent:
+) -> AgentTurns:
     """The agent of one attempt: yields turns, is sent what answers them.
 
     A conversation that has outgrown the model's context ends as truncated; one that never fitted is a fault.

@@ -8,12 +8,12 @@ from typing import Any
 
 from tbx_envs.agents import Attempt, Opening
 from tbx_envs.agents.turns import play_turns
-from tbx_envs.domains import ScriptedAgent
+from tbx_envs.domains import AgentTurns
 from tbx_envs.episode import Episode
 from tbx_envs.messages import DONE_MARK, Turn
 
 
-class IdlePlayer:
+class IdleAgent:
     """Does nothing.
 
     Args:
@@ -24,10 +24,10 @@ class IdlePlayer:
     def __init__(self, *, concurrency: int = 1, **env_options: Any) -> None:
         self._options = {"concurrency": concurrency, **env_options}
 
-    def play(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
+    def run(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
         """One episode for each attempt."""
         return play_turns(attempts, _agent, **self._options)
 
 
-def _agent(attempt: Attempt, opening: Opening) -> ScriptedAgent:
+def _agent(attempt: Attempt, opening: Opening) -> AgentTurns:
     yield Turn(text=DONE_MARK)

@@ -7,12 +7,12 @@ from typing import Any
 
 from tbx_envs.agents import Attempt, Opening
 from tbx_envs.agents.turns import play_turns
-from tbx_envs.domains import ScriptedAgent
+from tbx_envs.domains import AgentTurns
 from tbx_envs.episode import Episode
 from tbx_envs.messages import DONE_MARK, ToolCall, Turn
 
 
-class OraclePlayer:
+class OracleAgent:
     """Knows the expected calls. It never speaks to the user.
 
     Args:
@@ -23,12 +23,12 @@ class OraclePlayer:
     def __init__(self, *, concurrency: int = 1, **env_options: Any) -> None:
         self._options = {"concurrency": concurrency, **env_options}
 
-    def play(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
+    def run(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
         """One episode for each attempt."""
         return play_turns(attempts, _agent, **self._options)
 
 
-def _agent(attempt: Attempt, opening: Opening) -> ScriptedAgent:
+def _agent(attempt: Attempt, opening: Opening) -> AgentTurns:
     for number, call in enumerate(opening.task.expected_calls):
         yield Turn(calls=(ToolCall(f"call_{number}", call.tool, call.arguments),))
     yield Turn(text=DONE_MARK)

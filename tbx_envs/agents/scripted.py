@@ -1,5 +1,5 @@
 """The scripted policy: the domain's own agent, which follows the rules except for a stated share of
-lapses."""
+errors."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Any
 
 from tbx_envs.agents import Attempt, Opening
 from tbx_envs.agents.turns import play_turns
-from tbx_envs.domains import ScriptedAgent, load_domain
+from tbx_envs.domains import AgentTurns, load_domain
 from tbx_envs.episode import Episode
 from tbx_envs.errors import ConfigError
 from tbx_envs.seeding import rng
 from tbx_envs.task import Task
 
 
-class ScriptedPlayer:
+class ScriptedAgent:
     """Plays each task with its family's scripted agent.
 
     Args:
-        lapse: how often the agent breaks a rule, times the task's pressure (`Family.scripted`); 0 is never.
+        error_rate: how often the agent breaks a rule, times the task's pressure (`Family.scripted`); 0 is never.
         env_options: of every `ToolEnv`.
     """
 
-    def __init__(self, lapse: float = 0.0, **env_options: Any) -> None:
-        self.lapse = lapse
+    def __init__(self, error_rate: float = 0.0, **env_options: Any) -> None:
+        self.error_rate = error_rate
         self._env_options = env_options
 
-    def play(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
-        """One episode for each attempt, in order; the agent's lapses are a function of the attempt's seed."""
+    def run(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
+        """One episode for each attempt, in order; the agent's errors are a function of the attempt's seed."""
         return play_turns(attempts, self._agent, **self._env_options)
 
-    def _agent(self, attempt: Attempt, opening: Opening) -> ScriptedAgent:
+    def _agent(self, attempt: Attempt, opening: Opening) -> AgentTurns:
         task = opening.task
         if not isinstance(task, Task):
             raise ConfigError(f"task {task.uid}: only our own domains have a scripted agent; take another policy.")
         family = load_domain(task.domain).families[task.family]
-        return family.scripted(task, rng(attempt.seed, "scripted"), self.lapse)
+        return family.scripted(task, rng(attempt.seed, "scripted"), self.error_rate)

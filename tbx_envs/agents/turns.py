@@ -11,14 +11,14 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
 from tbx_envs.agents import Attempt, Opening
-from tbx_envs.domains import ScriptedAgent
+from tbx_envs.domains import AgentTurns
 from tbx_envs.episode import Episode
 from tbx_envs.errors import PolicyFault
 from tbx_envs.messages import Message
 from tbx_envs.vector import EpisodeSlots
 
 # Makes the agent of one attempt, which has begun with that opening.
-AgentMaker = Callable[[Attempt, Opening], ScriptedAgent]
+AgentMaker = Callable[[Attempt, Opening], AgentTurns]
 
 
 def play_turns(
@@ -88,7 +88,7 @@ def _play_many(
 def _play_one(slots: EpisodeSlots, attempt: Attempt, make_agent: AgentMaker, stop: threading.Event) -> Episode:
     outcome = slots.start(0, attempt.uid, attempt.seed)
     if outcome.ended:
-        return slots.episode(0, attempt.attempt)
+        return slots.episode(0, attempt.index)
     opening = Opening(slots.env(0).task, outcome.messages, slots.tools(0))
     try:
         agent = _guarded(lambda: make_agent(attempt, opening), attempt)
@@ -100,8 +100,8 @@ def _play_one(slots: EpisodeSlots, attempt: Attempt, make_agent: AgentMaker, sto
             outcome = slots.advance({0: turn})[0]
             answers = outcome.messages
     except PolicyFault as fault:
-        return slots.abandon(0, attempt.attempt, fault)
-    return slots.episode(0, attempt.attempt)
+        return slots.abandon(0, attempt.index, fault)
+    return slots.episode(0, attempt.index)
 
 
 T = TypeVar("T")

@@ -57,7 +57,7 @@ def read_result(result: types.CallToolResult) -> Answer:
         ToolFault: the result is not one of ours, so that refusals could not be told from faults.
     """
     status = (result.meta or {}).get(STATUS_KEY)
-    if status not in ("ok", "refused", "invalid"):
+    if status not in ("ok", "rejected", "invalid"):
         raise ToolFault(
             f"a tool server answered without '{STATUS_KEY}' in its _meta (got {status!r}), so refusals cannot "
             f"be told from faults. Serve the domain with tbx."

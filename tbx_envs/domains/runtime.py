@@ -12,7 +12,7 @@ from tbx_envs.domains.worlds import WorldTemplate, lend_world, return_world, tem
 from tbx_envs.episode import CheckReport
 from tbx_envs.errors import UserFault
 from tbx_envs.messages import Message, Text, Transcript
-from tbx_envs.runtime import StageOptions, user_usage
+from tbx_envs.runtime import EpisodeOptions, user_usage
 from tbx_envs.task import Task
 from tbx_envs.tools.listing import domain_function_dicts
 from tbx_envs.tools.session import Answer
@@ -22,8 +22,8 @@ from tbx_envs.users.scripted import ScriptedUser
 _TIMEOUT_S = 10.0
 
 
-class BuiltInStage:
-    """See `tbx_envs.runtime.Stage`.
+class DomainRuntime:
+    """See `tbx_envs.runtime.Runtime`.
 
     Raises:
         EnvironmentFault: the world could not be made, or the user could not.
@@ -34,8 +34,8 @@ class BuiltInStage:
     user_may_end = True
     ends_turn: frozenset[str] = frozenset()
 
-    def __init__(self, task: Task, domain: Domain, options: StageOptions, seed: int) -> None:
-        self.opening: tuple[Message, ...] = (Text("system", domain.policy), Text("user", task.query))
+    def __init__(self, task: Task, domain: Domain, options: EpisodeOptions, seed: int) -> None:
+        self.opening: tuple[Message, ...] = (Text("system", domain.rules), Text("user", task.query))
         self.user_turns = task.limits.user_turns
         self.template: WorldTemplate = template_for(task, domain)
         self.world = lend_world(self.template)

@@ -14,7 +14,7 @@ from tbx_envs.errors import ConfigError
 
 PER_TOKENS = 1_000_000  # what prices are for
 
-# Who uses served models in a campaign -> what its counts in `Episode.usage` begin with.
+# Who uses served models in an evaluation run -> what its counts in `Episode.usage` begin with.
 ROLES = {"policy": "", "user": "user_", "judge": "judge_"}
 
 
@@ -110,19 +110,19 @@ def usage_of_counts(counts: Mapping[str, int], role: str = "policy") -> TokenUsa
     return TokenUsage(**{field: counts.get(ROLES[role] + name) for field, name in _COUNTS.items()})
 
 
-# --- of a campaign ------------------------------------------------------------------------------------------
+# --- of an evaluation run ------------------------------------------------------------------------------------------
 
 
-def campaign_costs(
+def run_costs(
     rows: Iterable[Mapping[str, Any]], prices: Mapping[str, Prices | None], *, reliable_tasks: int
 ) -> dict[str, Any]:
-    """What a campaign cost, for its summary; JSON values.
+    """What an evaluation run cost, for its summary; JSON values.
 
     Void attempts count: their tokens were paid for. A row may have `void_usage`, the counts of the tries at its
     attempt that were void and made again.
 
     Args:
-        rows: of the campaign (`tbx_envs.evaluation.files`).
+        rows: of the run (`tbx_envs.evaluation.files`).
         prices: role -> prices, for each role of `ROLES` that a served model plays; None where they are unknown.
         reliable_tasks: how many tasks passed every attempt (observed n/n).
 
@@ -136,7 +136,7 @@ def campaign_costs(
     """
     unknown = [role for role in prices if role not in ROLES]
     if unknown:
-        raise ConfigError(f"nobody in a campaign is called {unknown[0]!r}. Roles: {', '.join(ROLES)}.")
+        raise ConfigError(f"nobody in an evaluation run is called {unknown[0]!r}. Roles: {', '.join(ROLES)}.")
     rows = list(rows)
     roles = {role: _role_costs(rows, role, of_role) for role, of_role in prices.items()}
     of_roles = [role["cost"] for role in roles.values()]

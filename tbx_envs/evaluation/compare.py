@@ -1,4 +1,4 @@
-"""Two campaigns side by side, paired by task."""
+"""Two evaluation runs side by side, paired by task."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tbx_envs.evaluation.run import tallies_of
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Comparison:
-    """What changed from the first campaign to the second, over the tasks that both attempted.
+    """What changed from the first run to the second, over the tasks that both attempted.
 
     Attributes:
-        k: attempts at each task, the smaller number of the two campaigns.
+        k: attempts at each task, the smaller number of the two evaluation runs.
         measures: of the first and of the second, over the paired tasks.
         difference: second minus first: mean of the tasks' differences of pass rate.
         interval: of the difference, paired tasks resampled together.
@@ -35,10 +35,10 @@ class Comparison:
 
 
 def compare_folders(first: Path | str, second: Path | str, seed: int = 0) -> Comparison:
-    """Compare two campaigns on disk.
+    """Compare two evaluation runs on disk.
 
     Raises:
-        ConfigError: a folder holds no campaign, they share no task, or a shared task's content differs.
+        ConfigError: a folder holds no run, they share no task, or a shared task's content differs.
     """
     (head_a, rows_a), (head_b, rows_b) = load_rows(first), load_rows(second)
     shared = head_a["tasks"].keys() & head_b["tasks"].keys()
@@ -56,7 +56,7 @@ def compare_folders(first: Path | str, second: Path | str, seed: int = 0) -> Com
 
 
 def compare(first: Sequence[Tally], second: Sequence[Tally], k: int, seed: int = 0) -> Comparison:
-    """Compare two campaigns' tallies.
+    """Compare two evaluation runs' tallies.
 
     Raises:
         ConfigError: no task has clean attempts in both.
@@ -65,7 +65,7 @@ def compare(first: Sequence[Tally], second: Sequence[Tally], k: int, seed: int =
     of_second = {tally.uid: tally for tally in second if tally.attempts}
     uids = [uid for uid in of_first if uid in of_second]
     if not uids:
-        raise ConfigError("no task has clean attempts in both campaigns; evaluate the same tasks.")
+        raise ConfigError("no task has clean attempts in both runs; evaluate the same tasks.")
     differences = [of_second[uid].rate - of_first[uid].rate for uid in uids]
     return Comparison(
         k=k,

@@ -1,7 +1,7 @@
-"""The files of a campaign (`tbx_envs.evaluation.run`): appended to while it runs, read again afterwards.
+"""The files of an evaluation run (`tbx_envs.evaluation.run`): appended to while it runs, read again afterwards.
 
 Every line is written with one call and flushed. What an interruption can leave is one line without its line
-break, which is dropped when the campaign goes on.
+break, which is dropped when the run goes on.
 """
 
 from __future__ import annotations
@@ -18,35 +18,38 @@ from tbx_envs.evaluation.transcripts import episode_record
 
 Row = dict[str, Any]
 
+HEADER = "evaluation.json"
+_OLD_HEADER = "campaign.json"  # its name in tbx 0.1
 
-class CampaignLog:
-    """The rows and episodes of a campaign: what is there is read, new ones are appended and flushed.
+
+class RunLog:
+    """The rows and episodes of an evaluation run: what is there is read, new ones are appended and flushed.
 
     Args:
         rows_path: the file of rows; the others are beside it.
-        fingerprint: of the campaign that is to go on here.
+        fingerprint: of the run that is to go on here.
 
     Attributes:
         rows: (uid, attempt) -> row.
 
     Raises:
-        ConfigError: another campaign, or rows of an unknown one, are there.
+        ConfigError: another run, or rows of an unknown one, are there.
     """
 
     def __init__(self, rows_path: Path, fingerprint: Mapping[str, Any]) -> None:
         self._rows_path = rows_path
         self._episodes_path = rows_path.with_name("episodes.jsonl")
         rows_path.parent.mkdir(parents=True, exist_ok=True)
-        header = rows_path.with_name("campaign.json")
-        if header.is_file():
-            _refuse_another(json.loads(header.read_text(encoding="utf-8")), fingerprint, header)
+        header = _header_in(rows_path.parent)
+        if header is not None:
+            _refuse_another(_fingerprint(header), fingerprint, header)
         elif rows_path.is_file():
             raise ConfigError(
-                f"{rows_path} has rows but no campaign.json beside it, so nobody knows what they measured. "
+                f"{rows_path} has rows but no {HEADER} beside it, so nobody knows what they measured. "
                 f"Choose another output_dir, or move the file away."
             )
         else:
-            write_json(header, fingerprint)
+            write_json(rows_path.with_name(HEADER), fingerprint)
         self.rows = {(row["uid"], row["attempt"]): row for row in _whole_lines(rows_path)}
         _drop_cut_line(rows_path)
         _drop_cut_line(self._episodes_path)
@@ -86,21 +89,33 @@ def _refuse_another(there: Mapping[str, Any], wanted: Mapping[str, Any], header:
         else:
             lines.append(f"  {key}: there {there.get(key)!r}, asked for {wanted.get(key)!r}")
     found = "\n".join(lines)
-    raise ConfigError(f"{header} belongs to another campaign:\n{found}\nChoose another output_dir.")
+    raise ConfigError(f"{header} belongs to another run:\n{found}\nChoose another output_dir.")
 
 
 def load_rows(folder: Path | str) -> tuple[dict[str, Any], list[Row]]:
-    """The fingerprint and the rows of a campaign's folder.
+    """The fingerprint and the rows of an evaluation run's folder.
 
     Raises:
-        ConfigError: it holds no campaign.
+        ConfigError: it holds no run.
     """
     folder = Path(folder)
-    header, rows_path = folder / "campaign.json", folder / "rows.jsonl"
-    if not header.is_file():
-        raise ConfigError(f"{folder} holds no campaign (no campaign.json). Give the output_dir of `tbx evaluate`.")
-    rows = {(row["uid"], row["attempt"]): row for row in _whole_lines(rows_path)}
-    return json.loads(header.read_text(encoding="utf-8")), list(rows.values())
+    header = _header_in(folder)
+    if header is None:
+        raise ConfigError(f"{folder} holds no evaluation run (no {HEADER}). Give the output_dir of `tbx evaluate`.")
+    rows = {(row["uid"], row["attempt"]): row for row in _whole_lines(folder / "rows.jsonl")}
+    return _fingerprint(header), list(rows.values())
+
+
+def _header_in(folder: Path) -> Path | None:
+    return next((path for name in (HEADER, _OLD_HEADER) if (path := folder / name).is_file()), None)
+
+
+def _fingerprint(header: Path) -> dict[str, Any]:
+    fingerprint = json.loads(header.read_text(encoding="utf-8"))
+    policy = fingerprint.get("policy", {})
+    if header.name == _OLD_HEADER and "lapse" in policy:
+        policy["error_rate"] = policy.pop("lapse")
+    return fingerprint
 
 
 def write_json(path: Path, value: Any) -> None:

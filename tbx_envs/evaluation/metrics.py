@@ -1,4 +1,4 @@
-"""What a campaign measured: pass@k, pass^k, observed n/n, and how sure one can be of them.
+"""What an evaluation run measured: pass@k, pass^k, observed n/n, and how sure one can be of them.
 
 Every measure is made of one `Tally` per task: passes and clean attempts. Void attempts are counted beside,
 never inside. Tasks are the independent units, attempts at one task are not: intervals resample whole tasks.

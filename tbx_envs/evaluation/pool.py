@@ -60,7 +60,7 @@ class Pool:
         candidates: every task that was looked at, kept or not.
         bands: the bands that were kept.
         policy: fingerprint of the policy whose success was estimated.
-        seed: of the campaign that estimated it.
+        seed: of the run that estimated it.
         locks: built-in domain -> SHA-256 of its `tasks.lock` entries.
         tbx: version that made the file.
         trained_on_benchmark: tasks of the benchmark are in it, on purpose; so is what is trained on it.

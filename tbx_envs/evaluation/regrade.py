@@ -1,4 +1,4 @@
-"""Episodes of a campaign graded again, without the agent: with another judge, a mended check, a newer version.
+"""Episodes of an evaluation run graded again, without the agent: with another judge, a mended check, a newer version.
 
 An episode of a dataset's task was saved with the evidence that its check was given, so nothing of it is run again but
 the check. An episode of our own domains has its calls made again in a fresh world; they must be answered as they were,
@@ -14,21 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from tbx_envs.domains import load_domain
-from tbx_envs.domains.runtime import BuiltInStage
+from tbx_envs.domains.runtime import DomainRuntime
 from tbx_envs.episode import CheckReport, Episode, Fault
 from tbx_envs.errors import CheckFault, ConfigError, EnvironmentFault
-from tbx_envs.evaluation.files import CampaignLog, Row, load_rows
-from tbx_envs.evaluation.run import campaign_row, task_hash
+from tbx_envs.evaluation.files import Row, RunLog, load_rows
+from tbx_envs.evaluation.run import row_of, task_hash
 from tbx_envs.evaluation.task_lists import find_task
 from tbx_envs.evaluation.transcripts import load_episodes
 from tbx_envs.messages import ToolCall, ToolResult, Turn
-from tbx_envs.runtime import StageOptions
+from tbx_envs.runtime import EpisodeOptions
 from tbx_envs.task import Task
 from tbx_envs.thinkingbox.dataset.records import DatasetTask
 from tbx_envs.version import __version__
 
 
-def regrade_campaign(
+def regrade(
     source: Path | str,
     rows_path: Path | str,
     *,
@@ -43,9 +43,9 @@ def regrade_campaign(
     Void episodes stay void, unless it was the check that failed. One whose check fails now is void with that fault.
 
     Args:
-        source: folder of the campaign.
-        judge: as in `StageOptions`.
-        judge_fingerprint: what tells this judge from others, for the new campaign's fingerprint.
+        source: folder of the run.
+        judge: as in `EpisodeOptions`.
+        judge_fingerprint: what tells this judge from others, for the new run's fingerprint.
         uids: only these tasks; None is all.
         progress: called with each new row.
 
@@ -53,7 +53,7 @@ def regrade_campaign(
         The rows, in the order of the source's episodes.
 
     Raises:
-        ConfigError: no campaign there, or another one where the rows go.
+        ConfigError: no run there, or another one where the rows go.
         DomainError: a task that is not registered.
     """
     source = Path(source)
@@ -64,8 +64,8 @@ def regrade_campaign(
         raise ConfigError(f"{source} has none of the tasks asked for; choose others, or leave tasks out.")
     hashes = {uid: task_hash(uid) for uid in chosen}
     fingerprint = {**played, "tasks": hashes, "tbx": __version__, "regraded": {"judge": judge_fingerprint}}
-    log = CampaignLog(Path(rows_path), json.loads(json.dumps(fingerprint)))
-    options = StageOptions(judge=judge, check_timeout_s=check_timeout_s)
+    log = RunLog(Path(rows_path), json.loads(json.dumps(fingerprint)))
+    options = EpisodeOptions(judge=judge, check_timeout_s=check_timeout_s)
     graded_before = {key for key, row in log.rows.items() if row["passed"] is not None}
     order: dict[tuple[str, int], None] = {}
     for episode in load_episodes(source / "episodes.jsonl"):
@@ -76,7 +76,7 @@ def regrade_campaign(
         if key in graded_before:
             continue
         graded = regraded(episode, options)
-        row = campaign_row(graded, played["policy"]["name"], retries.get(key, 0), hashes[episode.uid])
+        row = row_of(graded, played["policy"]["name"], retries.get(key, 0), hashes[episode.uid])
         log.append(row, graded)
         if progress is not None:
             progress(row)
@@ -84,7 +84,7 @@ def regrade_campaign(
     return [log.rows[key] for key in order]
 
 
-def regraded(episode: Episode, options: StageOptions) -> Episode:
+def regraded(episode: Episode, options: EpisodeOptions) -> Episode:
     """The episode with the report of a check made now; void when that check fails.
 
     A void episode stays as it is, unless all that failed was its check: then what the check was given is there.
@@ -104,7 +104,7 @@ def regraded(episode: Episode, options: StageOptions) -> Episode:
     return dataclasses.replace(episode, report=report, reward=report.reward, fault=None, usage=usage)
 
 
-def _checked(task: DatasetTask, episode: Episode, options: StageOptions) -> tuple[CheckReport, dict[str, int]]:
+def _checked(task: DatasetTask, episode: Episode, options: EpisodeOptions) -> tuple[CheckReport, dict[str, int]]:
     """What the task's test says of the evidence that was saved, and the judge's tokens."""
     if episode.evidence is None:
         raise CheckFault(f"task {episode.uid}: the episode was saved without evidence, so it cannot be graded again.")
@@ -115,7 +115,7 @@ def _checked(task: DatasetTask, episode: Episode, options: StageOptions) -> tupl
     return report, judge_usage(judge)
 
 
-def _replayed(task: Task, episode: Episode, options: StageOptions) -> CheckReport:
+def _replayed(task: Task, episode: Episode, options: EpisodeOptions) -> CheckReport:
     """The check after the episode's calls were made again in a fresh world."""
     calls = {
         call.id: call
@@ -124,7 +124,7 @@ def _replayed(task: Task, episode: Episode, options: StageOptions) -> CheckRepor
         for call in said.calls
         if isinstance(call, ToolCall)
     }
-    stage = BuiltInStage(task, load_domain(task.domain), options, episode.seed)
+    stage = DomainRuntime(task, load_domain(task.domain), options, episode.seed)
     try:
         for said in episode.transcript:
             if not isinstance(said, ToolResult) or said.call_id not in calls:

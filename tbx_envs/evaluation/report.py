@@ -27,7 +27,7 @@ from tbx_envs.evaluation.run import summarize
 from tbx_envs.thinkingbox.dataset.guard import MARK
 
 
-class CampaignProgress:
+class RunProgress:
     """A bar with the passes and voids so far; says nothing when the console is not a terminal.
 
     Use it as a context manager and call it with each new row.
@@ -47,7 +47,7 @@ class CampaignProgress:
         self._task = self._progress.add_task("attempts", total=total)
         self._passes = self._voids = 0
 
-    def __enter__(self) -> CampaignProgress:
+    def __enter__(self) -> RunProgress:
         self._progress.start()
         return self
 
@@ -61,15 +61,15 @@ class CampaignProgress:
         self._progress.update(self._task, advance=1, description=f"{self._passes} passed{voids}")
 
 
-def campaign_summary(folder: Path | str, seed: int = 0) -> dict[str, Any]:
-    """The measures of a campaign on disk, finished or not.
+def run_summary(folder: Path | str, seed: int = 0) -> dict[str, Any]:
+    """The measures of an evaluation run on disk, finished or not.
 
     Raises:
-        ConfigError: the folder holds no campaign, or not one row.
+        ConfigError: the folder holds no run, or not one row.
     """
     fingerprint, rows = load_rows(folder)
     if not rows:
-        raise ConfigError(f"{folder} holds a campaign without a single row. Run `tbx evaluate` on it again.")
+        raise ConfigError(f"{folder} holds an evaluation run without a single row. Run `tbx evaluate` on it again.")
     missing = len(fingerprint["tasks"]) * fingerprint["attempts"] - len(rows)
     summary = summarize(rows, fingerprint["attempts"], seed)
     return {
@@ -83,13 +83,13 @@ def campaign_summary(folder: Path | str, seed: int = 0) -> dict[str, Any]:
 
 
 def _written_costs(folder: Path) -> dict[str, Any]:
-    """What the campaign cost, as its end wrote it down: prices are not in the rows."""
+    """What the run cost, as its end wrote it down: prices are not in the rows."""
     path = folder / "summary.json"
     written = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return {"costs": written["costs"]} if "costs" in written else {}
 
 
-def campaign_table(summary: Mapping[str, Any], k: int, title: str = "") -> Table:
+def run_table(summary: Mapping[str, Any], k: int, title: str = "") -> Table:
     """One line for each family, one for the families never trained, one for all."""
     table = _table(title)
     table.add_column("tasks of", no_wrap=True)
@@ -129,7 +129,7 @@ def _cells(measured: Mapping[str, Any], k: int) -> list[str]:
     ]
 
 
-def campaign_notes(summary: Mapping[str, Any], k: int) -> list[str]:
+def run_notes(summary: Mapping[str, Any], k: int) -> list[str]:
     """What a reader of the table must know besides: voids, tasks with too few attempts, missing rows."""
     notes = []
     if summary.get(MARK):
@@ -149,14 +149,14 @@ def campaign_notes(summary: Mapping[str, Any], k: int) -> list[str]:
     if summary.get("costs"):
         notes.append(_cost_note(summary["costs"], k))
     if summary.get("missing"):
-        notes.append(f"{summary['missing']} attempts have not been made yet: the campaign is unfinished.")
+        notes.append(f"{summary['missing']} attempts have not been made yet: the run is unfinished.")
     return notes
 
 
 def _cost_note(costs: Mapping[str, Any], k: int) -> str:
     roles = ", ".join(f"{role} {_money(of_role['cost'])}" for role, of_role in costs["roles"].items())
     return (
-        f"Cost of the campaign, voids included: {_money(costs['total'])} ({roles}); for each success "
+        f"Cost of the run, voids included: {_money(costs['total'])} ({roles}); for each success "
         f"{_money(costs['per_success'])}, for each task with {k}/{k} {_money(costs['per_reliable_task'])}. In the "
         f"currency of the prices given."
     )
@@ -166,16 +166,16 @@ def _money(amount: float | None) -> str:
     return "unknown" if amount is None else f"{amount:.4g}"
 
 
-def print_campaign(summary: Mapping[str, Any], k: int, title: str = "", console: Console | None = None) -> None:
+def print_run(summary: Mapping[str, Any], k: int, title: str = "", console: Console | None = None) -> None:
     """The table and its notes."""
     console = console or Console()
-    console.print(campaign_table(summary, k, title))
-    for note in campaign_notes(summary, k):
+    console.print(run_table(summary, k, title))
+    for note in run_notes(summary, k):
         console.print(note)
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Both campaigns and the difference, over the tasks they share."""
+    """Both runs and the difference, over the tasks they share."""
     k = comparison.k
     first, second = comparison.measures
     table = _table(f"{first['tasks']} tasks in both")
@@ -200,7 +200,7 @@ def print_comparison(comparison: Comparison, names: tuple[str, str], console: Co
     console = console or Console()
     console.print(f"first: {names[0]}\nsecond: {names[1]}", soft_wrap=True)
     console.print(comparison_table(comparison))
-    console.print("The interval is a 95% bootstrap over tasks, both campaigns' attempts at a task drawn together.")
+    console.print("The interval is a 95% bootstrap over tasks, both runs' attempts at a task drawn together.")
     if comparison.only_first or comparison.only_second:
         console.print(
             f"Left out: {comparison.only_first} tasks only in the first, {comparison.only_second} only in the second."

@@ -1,16 +1,16 @@
-"""A campaign: every task attempted several times by one policy, one row of JSON for each attempt.
+"""An evaluation run: every task attempted several times by one policy, one row of JSON for each attempt.
 
-The folder of a campaign holds
+The folder of an evaluation run holds
 
-    campaign.json     what is measured: the fingerprint (policy, seed, attempts, hashes of the tasks, version)
+    evaluation.json   what is measured: the fingerprint (policy, seed, attempts, hashes of the tasks, version)
     rows.jsonl        one row an attempt, appended as episodes end
     episodes.jsonl    the same episodes whole, for `tbx show`
     summary.json      the measures, written at the end
 
-A campaign that was interrupted goes on where it stopped, if its fingerprint is the same: clean rows are
+An evaluation run that was interrupted goes on where it stopped, if its fingerprint is the same: clean rows are
 kept, a line cut off by the interruption is dropped. An attempt voided by a fault is made again with a fresh
 seed; after `max_void_retries` it stays a void row, which is in no measure and in every report. Running the
-campaign again makes void rows again, since a fault (a server that was down) says nothing about the policy.
+run again makes void rows again, since a fault (a server that was down) says nothing about the policy.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tbx_envs.agents import Attempt, Player
+from tbx_envs.agents import Agent, Attempt
 from tbx_envs.domains import load_domain
 from tbx_envs.episode import Episode
 from tbx_envs.errors import CheckFault, ConfigError, PolicyFault
-from tbx_envs.evaluation.files import CampaignLog, Row
+from tbx_envs.evaluation.files import Row, RunLog
 from tbx_envs.evaluation.metrics import Tally, measures
-from tbx_envs.evaluation.task_lists import find_task, is_unseen_family
+from tbx_envs.evaluation.task_lists import find_task, is_heldout_family
 from tbx_envs.seeding import derive
 from tbx_envs.task import content_hash
 from tbx_envs.thinkingbox.dataset import records
@@ -39,8 +39,8 @@ from tbx_envs.version import __version__
 MAX_VOID_SHARE = 0.05
 
 
-def run_campaign(
-    player: Player,
+def run(
+    agent: Agent,
     uids: Sequence[str],
     *,
     attempts: int,
@@ -53,12 +53,12 @@ def run_campaign(
     """Attempt every task `attempts` times and write a row for each attempt.
 
     Args:
-        player: plays the attempts.
+        agent: plays the attempts.
         uids: the tasks, each once.
         attempts: at each task.
-        seed: of the campaign; an attempt's seed is derived from it, its task, its number and how often it
+        seed: of the run; an attempt's seed is derived from it, its task, its number and how often it
             was void.
-        rows_path: the file of rows; the other files of the campaign are written beside it.
+        rows_path: the file of rows; the other files of the run are written beside it.
         max_void_retries: how often an attempt that is void is made again.
         policy: what is evaluated, for the fingerprint and the rows: `name`, and whatever else tells two
             policies apart (settings, the hash of a checkpoint).
@@ -68,15 +68,15 @@ def run_campaign(
         The rows of all attempts, kept ones included, by task in the order of `uids` and by attempt.
 
     Raises:
-        ConfigError: the folder holds a campaign with another fingerprint, or a task is named twice.
-        PolicyFault: the player as a whole failed, or gave back other episodes than asked for. What was
+        ConfigError: the folder holds an evaluation run with another fingerprint, or a task is named twice.
+        PolicyFault: the agent as a whole failed, or gave back other episodes than asked for. What was
             finished stays in the file.
     """
     if len(set(uids)) < len(uids):
         raise ConfigError(f"{len(uids) - len(set(uids))} task(s) are named twice; name each once.")
-    policy = {"name": type(player).__name__, **(policy or {})}
-    fingerprint = campaign_fingerprint(policy, uids, attempts, seed)
-    log = CampaignLog(Path(rows_path), fingerprint)
+    policy = {"name": type(agent).__name__, **(policy or {})}
+    fingerprint = run_fingerprint(policy, uids, attempts, seed)
+    log = RunLog(Path(rows_path), fingerprint)
     wanted = [(uid, attempt) for uid in uids for attempt in range(attempts)]
     rows = log.rows
     retries = {key: rows[key]["retry"] + 1 if key in rows else 0 for key in wanted}
@@ -86,9 +86,9 @@ def run_campaign(
         final = round_number == max_void_retries
         made = [Attempt(uid, n, attempt_seed(seed, uid, n, retries[uid, n])) for uid, n in pending]
         pending = []
-        for episode in _played(player, made):
+        for episode in _played(agent, made):
             key = (episode.uid, episode.attempt)
-            row = campaign_row(episode, policy["name"], retries[key], fingerprint["tasks"][episode.uid], voids[key])
+            row = row_of(episode, policy["name"], retries[key], fingerprint["tasks"][episode.uid], voids[key])
             if row["passed"] is None and not final:
                 retries[key] += 1
                 voids[key] = _voids(row)
@@ -103,8 +103,8 @@ def run_campaign(
     return [rows[key] for key in wanted]
 
 
-def campaign_fingerprint(policy: Mapping[str, Any], uids: Sequence[str], attempts: int, seed: int) -> dict[str, Any]:
-    """What makes two campaigns the same; JSON values."""
+def run_fingerprint(policy: Mapping[str, Any], uids: Sequence[str], attempts: int, seed: int) -> dict[str, Any]:
+    """What makes two evaluation runs the same; JSON values."""
     tasks = {uid: task_hash(uid) for uid in uids}
     fingerprint = {"policy": policy, "attempts": attempts, "seed": seed, "tasks": tasks, "tbx": __version__}
     return json.loads(json.dumps(fingerprint))  # what it is once it has been in a file
@@ -124,7 +124,7 @@ def task_hash(uid: str) -> str:
 def _domain_texts(name: str) -> str:
     domain = load_domain(name)
     tools = [[tool.name, tool.description, tool.input_schema] for tool in domain.tools]
-    return json.dumps([domain.policy, tools], sort_keys=True)
+    return json.dumps([domain.rules, tools], sort_keys=True)
 
 
 def attempt_seed(seed: int, uid: str, attempt: int, retry: int) -> int:
@@ -156,7 +156,7 @@ def _voids(row: Row) -> VoidTries:
     return VoidTries(usage, (*row.get("void_faults", ()), f"{row['fault']}: {row['fault_message']}"))
 
 
-def campaign_row(episode: Episode, policy_name: str, retry: int, content_hash: str, voids: VoidTries = NO_VOIDS) -> Row:
+def row_of(episode: Episode, policy_name: str, retry: int, content_hash: str, voids: VoidTries = NO_VOIDS) -> Row:
     """The row of an episode.
 
     Args:
@@ -200,20 +200,20 @@ def campaign_row(episode: Episode, policy_name: str, retry: int, content_hash: s
     }
 
 
-def _played(player: Player, attempts: Sequence[Attempt]) -> Iterator[Episode]:
-    """The player's episodes, each checked to be one that was asked for and is still missing."""
-    missing = {(attempt.uid, attempt.attempt): attempt.seed for attempt in attempts}
-    for episode in player.play(attempts):
+def _played(agent: Agent, attempts: Sequence[Attempt]) -> Iterator[Episode]:
+    """The agent's episodes, each checked to be one that was asked for and is still missing."""
+    missing = {(attempt.uid, attempt.index): attempt.seed for attempt in attempts}
+    for episode in agent.run(attempts):
         if missing.pop((episode.uid, episode.attempt), None) != episode.seed:
             raise PolicyFault(
-                f"{type(player).__name__} gave back attempt {episode.attempt} at {episode.uid} with seed "
+                f"{type(agent).__name__} gave back attempt {episode.attempt} at {episode.uid} with seed "
                 f"{episode.seed}, which was not asked for or had come already. Yield one episode for each attempt."
             )
         yield episode
     if missing:
         uid, attempt = next(iter(missing))
         raise PolicyFault(
-            f"{type(player).__name__} gave back no episode for {len(missing)} of {len(attempts)} attempts, "
+            f"{type(agent).__name__} gave back no episode for {len(missing)} of {len(attempts)} attempts, "
             f"such as attempt {attempt} at {uid}. Yield one for each, void ones too."
         )
 
@@ -236,7 +236,7 @@ def tallies_of(rows: Iterable[Row]) -> list[Tally]:
 
 
 def summarize(rows: Sequence[Row], attempts: int, seed: int = 0) -> dict[str, Any]:
-    """The measures of a campaign: overall, of families never trained, and of each family.
+    """The measures of an evaluation run: overall, of families never trained, and of each family.
 
     Args:
         attempts: asked for at each task; the k of pass@k and the n of n/n.
@@ -247,7 +247,7 @@ def summarize(rows: Sequence[Row], attempts: int, seed: int = 0) -> dict[str, An
         (kind of fault -> number of void rows) and `retries` (attempts made again after a fault).
     """
     tallies = tallies_of(rows)
-    unseen = [tally for tally in tallies if is_unseen_family(find_task(tally.uid))]
+    unseen = [tally for tally in tallies if is_heldout_family(find_task(tally.uid))]
     families: dict[str, list[Tally]] = {}
     for tally in tallies:
         families.setdefault(tally.family, []).append(tally)

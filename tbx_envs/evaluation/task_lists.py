@@ -39,7 +39,7 @@ def find_task(uid: str) -> Task | DatasetTask:
     return domain.task(uid)
 
 
-def is_unseen_family(task: Task | DatasetTask) -> bool:
+def is_heldout_family(task: Task | DatasetTask) -> bool:
     """True when the task's family has no training tasks: so it is with every task of the benchmark."""
     if isinstance(task, DatasetTask):
         return task.split == "heldout"

@@ -14,6 +14,9 @@ from tbx_envs.errors import ConfigError
 from tbx_envs.messages import BadCall, Message, Text, ToolCall, ToolResult, Turn
 from tbx_envs.rendering import transcript_text
 
+# Statuses of a call as tbx 0.1 wrote them.
+_RENAMED = {"refused": "rejected"}
+
 
 def episode_record(episode: Episode) -> dict[str, Any]:
     """The episode as JSON values, new objects each time."""
@@ -85,7 +88,7 @@ def _message(record: Mapping[str, Any]) -> Message:
         case "text":
             return Text(**values)
         case "result":
-            return ToolResult(**values)
+            return ToolResult(**{**values, "status": _RENAMED.get(values["status"], values["status"])})
         case _:
             return Turn(**{**values, "calls": tuple(_call(call) for call in record["calls"])})
 

@@ -74,7 +74,7 @@ def check_domain(domain: str | Domain, *, uids: Sequence[str] | None = None) -> 
 
 def find_problems(domain: Domain, *, uids: Sequence[str] | None = None) -> list[str]:
     """The problems that `check_domain` would list, in the order found; empty when there are none."""
-    problems = [*_problems_of_tools(domain.tools), *_problems_of_text("the policy", domain.policy)]
+    problems = [*_problems_of_tools(domain.tools), *_problems_of_text("the rules", domain.rules)]
     tasks: list[Task] = []
     for uid in domain.uids() if uids is None else uids:
         try:
@@ -277,7 +277,7 @@ def _problems_of_near_misses(template: WorldTemplate) -> Iterator[str]:
 
 
 def _problems_of_conversation(task: Task, domain: Domain) -> Iterator[str]:
-    """The expected calls, and the scripted agent without a lapse, through the environment itself."""
+    """The expected calls, and the scripted agent without errors, through the environment itself."""
     env = ToolEnv(task.uid)
     env.task, env.domain = task, domain  # of the record that is checked, which may not be a registered one
     oracle = (Turn(calls=(ToolCall("", call.tool, call.arguments),)) for call in task.expected_calls)
@@ -316,7 +316,7 @@ def _problems_of_scripted(env: ToolEnv) -> Iterator[str]:
     assert episode.report is not None
     if episode.reward != 1.0 or episode.finish_reason is not FinishReason.DONE:
         yield (
-            f"task {task.uid}: the scripted agent without a lapse ended with {episode.finish_reason}, reward "
+            f"task {task.uid}: the scripted agent without errors ended with {episode.finish_reason}, reward "
             f"{episode.reward:g}: {'; '.join(episode.report.differences)}\n{_indented(episode.transcript[1:])}"
         )
 
@@ -368,7 +368,7 @@ def lock_hash(task: Task, domain: Domain) -> str:
 def _texts(domain: Domain) -> str:
     tools = [[tool.name, tool.description, tool.input_schema] for tool in domain.tools]
     topics = {name: [topic.pattern, *topic.phrasings] for name, topic in domain.topics.items()}
-    return json.dumps([domain.policy, tools, topics, dict(domain.consents)], sort_keys=True)
+    return json.dumps([domain.rules, tools, topics, dict(domain.consents)], sort_keys=True)
 
 
 def lock_hashes(domain: Domain) -> dict[str, str]:

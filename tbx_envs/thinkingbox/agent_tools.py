@@ -102,5 +102,5 @@ def _with_direct_response(answer: Answer, template: str) -> Answer:
     try:
         direct = template.format(**json.loads(answer.text))
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError):
-        return Answer(_NO_DIRECT_RESPONSE, "refused")
+        return Answer(_NO_DIRECT_RESPONSE, "rejected")
     return Answer(answer.text, answer.status, direct=direct)

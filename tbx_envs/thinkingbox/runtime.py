@@ -17,7 +17,7 @@ from tbx_envs.endpoints.costs import usage_counts
 from tbx_envs.episode import CheckReport
 from tbx_envs.errors import ConfigError, DomainError, UserFault
 from tbx_envs.messages import Message, Text, ToolCall, Transcript, Turn
-from tbx_envs.runtime import StageOptions, user_usage
+from tbx_envs.runtime import EpisodeOptions, user_usage
 from tbx_envs.thinkingbox.agent_tools import AgentTools
 from tbx_envs.thinkingbox.dataset import Dataset, dataset_of
 from tbx_envs.thinkingbox.dataset.records import DatasetTask
@@ -32,8 +32,8 @@ from tbx_envs.users import User
 _TIMEOUT_S = 60.0
 
 
-class DatasetStage:
-    """See `tbx_envs.runtime.Stage`.
+class DatasetRuntime:
+    """See `tbx_envs.runtime.Runtime`.
 
     Raises:
         EnvironmentFault: a server did not start, or the user could not be made.
@@ -41,7 +41,7 @@ class DatasetStage:
         ConfigError: there is no such judge, or no servers file.
     """
 
-    def __init__(self, task: DatasetTask, options: StageOptions, seed: int) -> None:
+    def __init__(self, task: DatasetTask, options: EpisodeOptions, seed: int) -> None:
         self._task = task
         self._judge = judge_of(options.judge)
         self._check_timeout_s = options.check_timeout_s
@@ -189,7 +189,7 @@ def _opening(task: DatasetTask) -> tuple[Message, ...]:
     return (*rules, *task.history, Text("user", task.query))
 
 
-def _user(task: DatasetTask, options: StageOptions, seed: int) -> User | None:
+def _user(task: DatasetTask, options: EpisodeOptions, seed: int) -> User | None:
     """The simulated user; nobody when none is configured or the task gives it no context."""
     if options.user is None or not task.user_context:
         return None
@@ -211,7 +211,7 @@ _lock = threading.Lock()
 T = TypeVar("T")
 
 
-def _pool(dataset: Dataset, options: StageOptions) -> ServerPool:
+def _pool(dataset: Dataset, options: EpisodeOptions) -> ServerPool:
     timeout_s = _TIMEOUT_S if options.tool_timeout_s is None else options.tool_timeout_s
     if dataset.servers_file is None:
         raise ConfigError(

@@ -12,14 +12,14 @@ from tbx_envs.errors import ToolFault
 from tbx_envs.tools.arguments import InvalidCall, checked_arguments, find_tool
 from tbx_envs.tools.clock import WorldClock
 from tbx_envs.tools.session import Answer
-from tbx_envs.tools.tool import Tool, ToolContext, ToolRefusal
+from tbx_envs.tools.tool import Tool, ToolContext, ToolRejection
 
 
 def answer_call(tools: Mapping[str, Tool], db: Connection, clock: WorldClock, name: Any, arguments: Any) -> Answer:
     """Validate, run, and commit when the tool succeeded; anything else leaves the database as it was.
 
     Raises:
-        ToolFault: the tool raised anything but `ToolRefusal`, or returned what has no JSON form.
+        ToolFault: the tool raised anything but `ToolRejection`, or returned what has no JSON form.
     """
     try:
         tool = find_tool(tools, name)
@@ -32,12 +32,12 @@ def answer_call(tools: Mapping[str, Tool], db: Connection, clock: WorldClock, na
         db.commit()
         committed = True
         return Answer(text, "ok")
-    except ToolRefusal as refusal:
-        return Answer(str(refusal), "refused")
+    except ToolRejection as rejection:
+        return Answer(str(rejection), "rejected")
     except (Exception, SystemExit) as error:  # the episode boundary: whatever a tool raises voids the episode
         raise ToolFault(
             f"tool {name} called with {checked!r} raised {type(error).__name__}: {error}. The episode is "
-            f"void. Fix the tool; to say no, it raises ToolRefusal."
+            f"void. Fix the tool; to say no, it raises ToolRejection."
         ) from error
     finally:
         if not committed:

@@ -13,14 +13,14 @@ class Answer:
 
     Attributes:
         text: what the model reads.
-        status: `ok`; `refused` (the tool said no); `invalid` (unknown tool or wrong arguments: no tool ran).
+        status: `ok`; `rejected` (the tool said no); `invalid` (unknown tool or wrong arguments: no tool ran).
             The database is as before the call unless it is `ok`.
         direct: words for the user that the result brought with it, said right after it; None: none.
         ends: the call was not executed; it ends the conversation.
     """
 
     text: str
-    status: Literal["ok", "refused", "invalid"]
+    status: Literal["ok", "rejected", "invalid"]
     direct: str | None = None
     ends: bool = False
 

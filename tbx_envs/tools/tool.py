@@ -1,7 +1,7 @@
 """Tools as plain functions: declared by `@tool`, described by a schema of our own wording.
 
 A tool takes a `ToolContext` and typed keyword arguments and returns something with a JSON form, or raises
-`ToolRefusal` to say no. It knows no protocol. The schema is derived here, not by a library, so that the text a
+`ToolRejection` to say no. It knows no protocol. The schema is derived here, not by a library, so that the text a
 model reads does not change when a dependency is upgraded.
 
     @tool(mutates=True)
@@ -28,7 +28,7 @@ from tbx_envs.tools.clock import WorldClock
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
-class ToolRefusal(Exception):
+class ToolRejection(Exception):
     """A tool says no. The message is read by the model: an answer, not a fault."""
 
 

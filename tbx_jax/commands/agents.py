@@ -1,4 +1,4 @@
-"""A policy model as a player: what `tbx evaluate` and `tbx pool` use for a policy's folder.
+"""A policy model as a agent: what `tbx evaluate` and `tbx pool` use for a policy's folder.
 
 Evaluation runs the very code that rollouts run, so a policy is measured as it was trained.
 """
@@ -20,7 +20,7 @@ from tbx_jax.rollout import run_attempts
 from tbx_jax.sampler.sampler import Sampler
 
 
-class CheckpointPlayer:
+class CheckpointAgent:
     """Plays attempts with the policy of a folder, many episodes together.
 
     Args:
@@ -64,7 +64,7 @@ class CheckpointPlayer:
             params=self._params,
         )
 
-    def play(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
+    def run(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
         """One episode for each attempt, in the order in which they end; void ones too."""
         slots = EpisodeSlots(self._sampling.episodes_in_flight, **self._env_options)
         try:

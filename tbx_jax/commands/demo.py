@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tbx_envs.evaluation.files import write_json
-from tbx_envs.evaluation.task_lists import find_task, is_unseen_family, select_tasks
+from tbx_envs.evaluation.task_lists import find_task, is_heldout_family, select_tasks
 from tbx_jax import evaluation, train
 from tbx_jax.commands.chart import draw_demo
 from tbx_jax.config import AgentConfig, DemoConfig, EvaluateConfig, PoolConfig, TrainConfig
@@ -60,7 +60,7 @@ def run(config: DemoConfig) -> dict[str, Any]:
         read_metrics(output / "train" / "metrics.jsonl"),
         before,
         after,
-        unseen={task.family for task in map(find_task, select_tasks("heldout")) if is_unseen_family(task)},
+        unseen={task.family for task in map(find_task, select_tasks("heldout")) if is_heldout_family(task)},
         attempts=config.attempts,
     )
     _print_table(summary, config.attempts, output)
@@ -89,7 +89,7 @@ def _evaluate(config: DemoConfig, moment: str) -> EvaluateConfig:
         compute_dtype=None,
         tasks="heldout",
         attempts=config.attempts,
-        lapse=0.0,
+        error_rate=0.0,
         max_void_retries=config.max_void_retries,
         regrade=None,
         output_dir=str(Path(config.output_dir) / moment),

@@ -1,4 +1,4 @@
-"""`tbx warmstart`: makes the policy that ships with tbx, from demonstrations to a folder.
+"""`tbx sft`: makes the policy that ships with tbx, from demonstrations to a folder.
 
 In four steps: the scripted agent of each family plays fresh tasks and breaks rules with a stated probability;
 a tokenizer is trained on what was said; a small decoder is trained on the agent's turns; the folder is
@@ -23,7 +23,7 @@ from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
 
 from tbx_envs.agents import Attempt
-from tbx_envs.agents.scripted import ScriptedPlayer
+from tbx_envs.agents.scripted import ScriptedAgent
 from tbx_envs.chat.chatml import CHAT_TEMPLATES
 from tbx_envs.chat.ledger import TokenLedger
 from tbx_envs.chat.template import ChatTemplate
@@ -33,7 +33,7 @@ from tbx_envs.errors import ConfigError, DomainError, did_you_mean
 from tbx_envs.messages import Message, Turn
 from tbx_envs.seeding import derive, rng
 from tbx_jax.batching import Batch, build_batch, length_buckets
-from tbx_jax.config import WarmstartConfig
+from tbx_jax.config import SftConfig
 from tbx_jax.keys import key_for
 from tbx_jax.learner import Learner, LearnerState, build_learner
 from tbx_jax.mesh import build_mesh
@@ -49,12 +49,12 @@ MEASURED_SHARE = 0.02  # of the demonstrations, kept back to measure the loss on
 console = Console()
 
 
-def run(config: WarmstartConfig) -> dict[str, Any]:
-    """Makes the policy folder `output_dir/policy`; returns what was measured on the way (also `warmstart.json`)."""
+def run(config: SftConfig) -> dict[str, Any]:
+    """Makes the policy folder `output_dir/policy`; returns what was measured on the way (also `sft.json`)."""
     started = time.monotonic()
     output = Path(config.output_dir)
     domain = load_domain(config.domain)
-    episodes = list(demonstrations(domain, config.demonstrations, config.lapse, config.seed, config.families))
+    episodes = list(demonstrations(domain, config.demonstrations, config.error_rate, config.seed, config.families))
     passed = float(np.mean([episode.passed for episode in episodes]))
     console.print(f"{len(episodes)} demonstrations, {passed:.1%} of them pass their check")
     model, params, tokenizer = _beginning(config, episodes)
@@ -78,12 +78,12 @@ def run(config: WarmstartConfig) -> dict[str, Any]:
         "minutes": (time.monotonic() - started) / 60,
         **figures,
     }
-    (output / "warmstart.json").write_text(json.dumps(summary, indent=2) + "\n")
+    (output / "sft.json").write_text(json.dumps(summary, indent=2) + "\n")
     console.print(f"policy written to {output / 'policy'} in {summary['minutes']:.1f} minutes")
     return summary
 
 
-def _beginning(config: WarmstartConfig, episodes: Sequence[Episode]) -> tuple[Model, Params, PreTrainedTokenizerBase]:
+def _beginning(config: SftConfig, episodes: Sequence[Episode]) -> tuple[Model, Params, PreTrainedTokenizerBase]:
     """What is trained: a new model with a tokenizer of its own, or a policy that is there."""
     if config.policy is None:
         tokenizer = train_tokenizer(_said(episodes), vocabulary=config.vocabulary)
@@ -97,7 +97,7 @@ def _beginning(config: WarmstartConfig, episodes: Sequence[Episode]) -> tuple[Mo
 
 
 def demonstrations(
-    domain: Domain, number: int, lapse: float, seed: int, families: Sequence[str] | None = None
+    domain: Domain, number: int, error_rate: float, seed: int, families: Sequence[str] | None = None
 ) -> Iterator[Episode]:
     """`number` episodes of the scripted agent on fresh tasks, families in turn.
 
@@ -122,7 +122,7 @@ def demonstrations(
     attempts.sort(key=lambda attempt: attempt.uid)
     with Progress(console=console) as progress:
         bar = progress.add_task("demonstrations", total=number)
-        for episode in ScriptedPlayer(lapse=lapse).play(attempts):
+        for episode in ScriptedAgent(error_rate=error_rate).run(attempts):
             if episode.fault:
                 raise DomainError(f"demonstration of {episode.uid} is void: {episode.fault.message}. Mend the domain.")
             progress.advance(bar)
@@ -161,7 +161,7 @@ def _said(episodes: Iterable[Episode]) -> Iterator[str]:
 
 
 def _train(
-    config: WarmstartConfig, trajectories: Sequence[Trajectory], model: Model, params: Params
+    config: SftConfig, trajectories: Sequence[Trajectory], model: Model, params: Params
 ) -> tuple[LearnerState, Learner, dict[str, float | int]]:
     order = rng(config.seed, "held back").sample(range(len(trajectories)), len(trajectories))
     num_measured = max(1, int(MEASURED_SHARE * len(order)))

@@ -39,7 +39,7 @@ def slots(kiosk):
 
 def test_a_started_slot_gives_what_the_policy_reads_first(slots, kiosk):
     outcome = slots.start(0, "kiosk/order/001", seed=4)
-    assert outcome.messages == (Text("system", kiosk.policy), Text("user", slots.env(0).task.query))
+    assert outcome.messages == (Text("system", kiosk.rules), Text("user", slots.env(0).task.query))
     assert (outcome.ended, outcome.fault) == (False, None)
     assert slots.tools(0) == ToolEnv("kiosk/order/001").tools
 

@@ -7,10 +7,10 @@ import tiny_policy
 from hydra import compose, initialize_config_module
 from tiny_policy import PARITY_TASKS, train_config
 
-from tbx_envs.agents.idle import IdlePlayer
+from tbx_envs.agents.idle import IdleAgent
 from tbx_envs.errors import ConfigError
 from tbx_envs.evaluation.provenance import write_provenance
-from tbx_envs.evaluation.report import campaign_summary
+from tbx_envs.evaluation.report import run_summary
 from tbx_envs.testing.parity_slots import ParitySlots
 from tbx_envs.thinkingbox.dataset.guard import MARK, OVERRIDE, is_marked_policy
 from tbx_jax import config as records
@@ -90,11 +90,11 @@ def test_training_refuses_the_benchmark_unless_told_otherwise(tiny_folder, tmp_p
 @pytest.mark.usefixtures("bikeshop")
 @pytest.mark.parametrize(("tasks", "marked"), [("'rentals_main.py:*'", True), (f"'{OTHER}'", False)])
 def test_a_pool_with_the_benchmark_is_refused_or_marked(tmp_path, monkeypatch, capsys, tasks, marked):
-    def rows(config, lapse):
+    def rows(config, error_rate):
         uids = evaluation.select_tasks(config.tasks)
         return [{"uid": uid, "family": "f", "attempt": n, "passed": n == 0} for uid in uids for n in range(2)]
 
-    monkeypatch.setattr(evaluation, "_campaign", rows)
+    monkeypatch.setattr(evaluation, "_evaluated", rows)
     write_provenance(tmp_path, {}, ["tbx", "pool"])
     wanted = {"policy": "idle", "tasks": tasks, "bands": "[hard,medium,easy]", "output_dir": tmp_path}
     if marked:
@@ -107,14 +107,14 @@ def test_a_pool_with_the_benchmark_is_refused_or_marked(tmp_path, monkeypatch, c
 
 
 def test_an_evaluation_of_a_marked_policy_says_so(marked_run, tiny_folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(evaluation, "build_player", lambda *_: IdlePlayer())
+    monkeypatch.setattr(evaluation, "build_agent", lambda *_: IdleAgent())
     for policy, marked in ((marked_run / "policy", True), (tiny_folder, False)):
         output = tmp_path / str(marked)
         wanted = {"policy": policy, "tasks": "clinic/cancel_visit/000", "attempts": 1, "output_dir": output}
         summary = evaluation.run_evaluation(composed("evaluate", **wanted))
         assert summary.get(MARK, False) is marked
         assert json.loads((output / "summary.json").read_text()) == summary
-        assert campaign_summary(output).get(MARK, False) is marked
+        assert run_summary(output).get(MARK, False) is marked
         assert ("trained on tasks of the benchmark" in " ".join(capsys.readouterr().out.split())) is marked
         assert main(["report", str(output)]) == 0
         assert ("trained on tasks of the benchmark" in " ".join(capsys.readouterr().out.split())) is marked

@@ -22,12 +22,12 @@ def tbx(*arguments, cwd):
 
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory):
-    """A small campaign of the scripted policy with lapses."""
+    """A small run of the scripted policy with errors."""
     folder = tmp_path_factory.mktemp("cli") / "scripted"
     done = tbx(
         "evaluate",
         "policy=scripted",
-        "lapse=1.0",
+        "error_rate=1.0",
         "tasks=clinic/*/000",
         "attempts=3",
         f"output_dir={folder}",

@@ -86,7 +86,7 @@ def key(rollout):
 
 def test_every_attempt_gives_one_rollout(played):
     _, rollouts = played
-    assert sorted(map(key, rollouts)) == sorted((attempt.uid, attempt.attempt) for attempt in ATTEMPTS)
+    assert sorted(map(key, rollouts)) == sorted((attempt.uid, attempt.index) for attempt in ATTEMPTS)
 
 
 def test_a_trajectory_is_what_went_in_and_came_out_of_the_sampler(played):

@@ -64,7 +64,7 @@ class Judge(Protocol):
 class YesJudge:
     """Says yes to everything, without a model: what a test asks of the agent's words is taken as given.
 
-    For players that cannot speak, such as `oracle`. A rubric's penalties are said yes to as well.
+    For agents that cannot speak, such as `oracle`. A rubric's penalties are said yes to as well.
     """
 
     kind: JudgeKind = "plain"

@@ -196,7 +196,7 @@ class PoolSession:
         text = result_text(result, first_part_only=self._pool.always_first_part)
         if result.is_error or '"error"' in text:  # it may be that of a search that found no service
             self._require_service()
-        return Answer(text, "refused" if result.is_error else "ok")
+        return Answer(text, "rejected" if result.is_error else "ok")
 
     def call_reserved(self, server: str, name: str, arguments: Mapping[str, Any]) -> Any:
         """See `ServerSession.call_reserved`; a text that is no JSON is given as it is."""

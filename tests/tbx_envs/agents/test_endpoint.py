@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tbx_envs.agents import Attempt, Opening
-from tbx_envs.agents.endpoint import EndpointPlayer, EndpointUse, endpoint_agent, turn_of, wire_messages, wire_turn
-from tbx_envs.agents.oracle import OraclePlayer
+from tbx_envs.agents.endpoint import EndpointAgent, EndpointUse, endpoint_agent, turn_of, wire_messages, wire_turn
+from tbx_envs.agents.oracle import OracleAgent
 from tbx_envs.chat import hermes
 from tbx_envs.domains import load_domain
 from tbx_envs.endpoints.client import ChatEndpoint, EndpointConfig
@@ -36,8 +36,8 @@ CLINIC = load_domain("clinic").uids("heldout")[::11]  # a dozen, of every family
 
 
 @pytest.fixture
-def player_of(kiosk):
-    """A player of a server with this script, and the server; everything is closed at the end."""
+def agent_of(kiosk):
+    """A agent of a server with this script, and the server; everything is closed at the end."""
     opened = []
 
     def make(reply, *, endpoint_settings=None, **options):
@@ -45,7 +45,7 @@ def player_of(kiosk):
         settings = {"max_retries": 0, "concurrency": 4, **(endpoint_settings or {})}
         endpoint = ChatEndpoint(EndpointConfig(server.base_url, "small", **settings), sleep=lambda seconds: None)
         opened.extend([server, endpoint])
-        return EndpointPlayer(endpoint, **options), server
+        return EndpointAgent(endpoint, **options), server
 
     yield make
     for one in reversed(opened):
@@ -90,8 +90,8 @@ def num_results(asked):
     return sum(message["role"] == "tool" for message in asked.body["messages"])
 
 
-def play_one(player, uid=UID, seed=0):
-    (episode,) = player.play([Attempt(uid, 0, seed)])
+def play_one(agent, uid=UID, seed=0):
+    (episode,) = agent.run([Attempt(uid, 0, seed)])
     return episode
 
 
@@ -122,11 +122,11 @@ def raw(asked):
 
 
 @pytest.mark.parametrize("reply", [structured, raw], ids=["structured", "raw"])
-def test_a_server_that_makes_the_expected_calls_gives_the_oracles_episodes(player_of, reply):
+def test_a_server_that_makes_the_expected_calls_gives_the_oracles_episodes(agent_of, reply):
     attempts = [Attempt(uid, number % 2, number) for number, uid in enumerate(CLINIC)]
-    wanted = {episode.uid: episode for episode in OraclePlayer().play(attempts)}
-    player, server = player_of(reply)
-    played = list(player.play(attempts))
+    wanted = {episode.uid: episode for episode in OracleAgent().run(attempts)}
+    agent, server = agent_of(reply)
+    played = list(agent.run(attempts))
     assert len(played) == len(CLINIC) >= 12
     for episode in played:
         oracle = wanted[episode.uid]
@@ -141,14 +141,14 @@ def test_a_server_that_makes_the_expected_calls_gives_the_oracles_episodes(playe
     assert len(tools) == 1 and "parameters" in tools.pop()
 
 
-def test_a_conversation_goes_back_as_it_came_with_the_servers_ids_and_the_users_words(player_of):
+def test_a_conversation_goes_back_as_it_came_with_the_servers_ids_and_the_users_words(agent_of):
     replies = in_order(
         Says("Which code?", reasoning="I must ask."),
         Says("Looking.", (("list_items", ""), ("no_such.tool", '{"a": é}')), reasoning="Two at once."),
         Says("<DONE>"),
     )
-    player, server = player_of(replies)
-    episode = play_one(player)
+    agent, server = agent_of(replies)
+    episode = play_one(agent)
     words = [message.text for message in said(episode, Text)]
     listed, unreadable = said(episode, ToolResult)
     assert server.asked[2].body["messages"] == [
@@ -207,9 +207,9 @@ def test_a_history_is_sent_as_it_was_and_calls_are_counted_on_from_it(kiosk):
     assert [message.get("tool_call_id") for message in server.asked[1].body["messages"]][-1] == "sent_0_0"
 
 
-def test_what_the_model_draws_follows_the_attempts_seed_and_its_turn(player_of):
-    player, server = player_of(lambda asked: Says("Hello" if asked.number % 2 == 0 else "<DONE>"), concurrency=1)
-    list(player.play([Attempt(UID, 0, 1), Attempt(UID, 1, 2), Attempt(UID, 2, 1)]))
+def test_what_the_model_draws_follows_the_attempts_seed_and_its_turn(agent_of):
+    agent, server = agent_of(lambda asked: Says("Hello" if asked.number % 2 == 0 else "<DONE>"), concurrency=1)
+    list(agent.run([Attempt(UID, 0, 1), Attempt(UID, 1, 2), Attempt(UID, 2, 1)]))
     seeds = [asked.body["seed"] for asked in server.asked]
     assert seeds[0:2] == seeds[4:6] and len(set(seeds)) == 4
     assert all(0 <= seed < 2**31 for seed in seeds)
@@ -318,32 +318,32 @@ def test_other_formats_of_calls_are_read_with_the_types_of_the_tools():
         Says("I think that", finish_reason="length"),
     ],
 )
-def test_a_turn_that_was_cut_off_ends_the_episode_and_executes_nothing(player_of, cut):
-    player, _ = player_of(lambda asked: cut)
-    episode = play_one(player)
+def test_a_turn_that_was_cut_off_ends_the_episode_and_executes_nothing(agent_of, cut):
+    agent, _ = agent_of(lambda asked: cut)
+    episode = play_one(agent)
     assert (episode.finish_reason, episode.passed, episode.fault) == (FinishReason.TRUNCATED, False, None)
     assert said(episode, ToolResult) == []
     (turn,) = said(episode, Turn)
     assert not [call for call in turn.calls if isinstance(call, BadCall)]
 
 
-def test_a_conversation_that_outgrows_the_context_is_cut_off_and_scored(player_of):
+def test_a_conversation_that_outgrows_the_context_is_cut_off_and_scored(agent_of):
     too_long = Answers(400, {"error": {"code": "context_length_exceeded", "message": "9 of 8"}})
-    player, _ = player_of(in_order(Says("Hello"), too_long))
-    episode = play_one(player)
+    agent, _ = agent_of(in_order(Says("Hello"), too_long))
+    episode = play_one(agent)
     assert (episode.finish_reason, episode.passed) == (FinishReason.TRUNCATED, False)
     assert episode.usage["sampled_tokens"] == 10
 
 
-def test_a_task_that_never_fitted_the_context_is_a_fault(player_of):
-    player, _ = player_of(lambda asked: Answers(400, {"error": {"message": "maximum context length is 8"}}))
-    episode = play_one(player)
+def test_a_task_that_never_fitted_the_context_is_a_fault(agent_of):
+    agent, _ = agent_of(lambda asked: Answers(400, {"error": {"message": "maximum context length is 8"}}))
+    episode = play_one(agent)
     assert episode.fault.kind == "policy" and "from the beginning" in episode.fault.message
 
 
-def test_tokens_that_one_completion_did_not_count_are_unknown_for_the_episode(player_of):
-    player, _ = player_of(in_order(Says("Hello"), Says("<DONE>", usage={"prompt_tokens": 7})))
-    usage = play_one(player).usage
+def test_tokens_that_one_completion_did_not_count_are_unknown_for_the_episode(agent_of):
+    agent, _ = agent_of(in_order(Says("Hello"), Says("<DONE>", usage={"prompt_tokens": 7})))
+    usage = play_one(agent).usage
     assert usage["given_tokens"] == 107
     assert "sampled_tokens" not in usage and "cached_tokens" not in usage
 
@@ -351,12 +351,12 @@ def test_tokens_that_one_completion_did_not_count_are_unknown_for_the_episode(pl
 # --- failures -----------------------------------------------------------------------------------------------
 
 
-def test_an_endpoint_that_fails_voids_that_episode_and_disturbs_no_other(player_of):
+def test_an_endpoint_that_fails_voids_that_episode_and_disturbs_no_other(agent_of):
     def reply(asked):
         return Answers(500, {"error": {"message": "no memory"}}) if asked.number == 1 else Says("<DONE>")
 
-    player, _ = player_of(reply, concurrency=1)
-    episodes = list(player.play([Attempt(UID, number, 0) for number in range(3)]))
+    agent, _ = agent_of(reply, concurrency=1)
+    episodes = list(agent.run([Attempt(UID, number, 0) for number in range(3)]))
     assert [episode.passed for episode in episodes] == [False, None, False]
     void = episodes[1]
     assert (void.reward, void.report, void.fault.kind) == (None, None, "policy")
@@ -364,13 +364,13 @@ def test_an_endpoint_that_fails_voids_that_episode_and_disturbs_no_other(player_
     assert void.usage["sampled_tokens"] == 0 and void.seconds["policy"] > 0
 
 
-def test_the_tokens_of_a_void_episode_are_counted_too(player_of):
-    player, _ = player_of(in_order(Says("Hello"), Answers(500)))
-    assert play_one(player).usage["sampled_tokens"] == 10
+def test_the_tokens_of_a_void_episode_are_counted_too(agent_of):
+    agent, _ = agent_of(in_order(Says("Hello"), Answers(500)))
+    assert play_one(agent).usage["sampled_tokens"] == 10
 
 
-def test_an_endpoint_that_refuses_everybody_stops_the_player_at_once(player_of):
-    player, server = player_of(lambda asked: Answers(401, {"error": "no"}), concurrency=2)
+def test_an_endpoint_that_refuses_everybody_stops_the_player_at_once(agent_of):
+    agent, server = agent_of(lambda asked: Answers(401, {"error": "no"}), concurrency=2)
     asked_for = []
 
     def attempts():
@@ -379,18 +379,18 @@ def test_an_endpoint_that_refuses_everybody_stops_the_player_at_once(player_of):
             yield Attempt(UID, number, 0)
 
     with pytest.raises(PolicyFault, match=r"answered 401 \(no\)"):
-        list(player.play(attempts()))
+        list(agent.run(attempts()))
     assert len(asked_for) < 10 and len(server.asked) < 10
 
 
-def test_the_key_is_in_no_episode_and_no_log(player_of, monkeypatch, caplog):
+def test_the_key_is_in_no_episode_and_no_log(agent_of, monkeypatch, caplog):
     monkeypatch.setenv("LOOPBACK_KEY", KEY)
     caplog.set_level(logging.DEBUG)
     settings = {"api_key_env": "LOOPBACK_KEY"}
     calls = (("list_items", json.dumps({"key": KEY})),)
     replies = (Says(KEY, reasoning=KEY), Says("", calls), EchoesKey(400), EchoesKey(500))
-    player, server = player_of(in_order(*replies), endpoint_settings=settings)
-    episodes = [play_one(player), play_one(player)]
+    agent, server = agent_of(in_order(*replies), endpoint_settings=settings)
+    episodes = [play_one(agent), play_one(agent)]
     assert server.asked[0].headers["authorization"] == f"Bearer {KEY}"
     assert [episode.fault.kind for episode in episodes] == ["policy", "policy"]
     written = json.dumps([episode_record(episode) for episode in episodes]) + repr(episodes) + caplog.text
@@ -400,32 +400,32 @@ def test_the_key_is_in_no_episode_and_no_log(player_of, monkeypatch, caplog):
 # --- many at once -------------------------------------------------------------------------------------------
 
 
-def test_as_many_episodes_run_at_the_same_time_as_the_endpoint_takes(player_of):
+def test_as_many_episodes_run_at_the_same_time_as_the_endpoint_takes(agent_of):
     meeting = threading.Barrier(4)
 
     def reply(asked):
         meeting.wait(timeout=10)
         return Says("<DONE>")
 
-    player, server = player_of(reply)
-    episodes = list(player.play([Attempt(UID, number, 0) for number in range(8)]))
+    agent, server = agent_of(reply)
+    episodes = list(agent.run([Attempt(UID, number, 0) for number in range(8)]))
     assert sorted(episode.attempt for episode in episodes) == list(range(8))
     assert not [episode for episode in episodes if episode.fault is not None]
     assert server.most_at_once == 4
 
 
-def test_a_caller_that_stops_early_leaves_no_request_and_no_thread_behind(player_of):
+def test_a_caller_that_stops_early_leaves_no_request_and_no_thread_behind(agent_of):
     def reply(asked):
         return Says("<DONE>") if asked.number == 0 else Silence()
 
-    player, server = player_of(reply, concurrency=3, endpoint_settings={"timeout_s": 60.0})
-    episodes = player.play([Attempt(UID, number, 0) for number in range(50)])
+    agent, server = agent_of(reply, concurrency=3, endpoint_settings={"timeout_s": 60.0})
+    episodes = agent.run([Attempt(UID, number, 0) for number in range(50)])
     assert next(episodes).finish_reason == FinishReason.DONE
     episodes.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("tbx-episodes")]
     assert len(server.asked) <= 4
 
 
-def test_attempts_that_are_equal_each_give_an_episode(player_of):
-    player, _ = player_of(lambda asked: Says("<DONE>"))
-    assert len(list(player.play([Attempt(UID, 0, 0)] * 5))) == 5
+def test_attempts_that_are_equal_each_give_an_episode(agent_of):
+    agent, _ = agent_of(lambda asked: Says("<DONE>"))
+    assert len(list(agent.run([Attempt(UID, 0, 0)] * 5))) == 5

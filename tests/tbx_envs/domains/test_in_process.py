@@ -13,7 +13,7 @@ from tbx_envs.domains.worlds import lend_world, rows_of, template_for
 from tbx_envs.errors import ToolFault
 from tbx_envs.testing.kiosk import METADATA
 from tbx_envs.tools.listing import canonical_schema, domain_function_dicts
-from tbx_envs.tools.tool import ToolContext, ToolRefusal, tool
+from tbx_envs.tools.tool import ToolContext, ToolRejection, tool
 
 LIMIT_S = 0.2  # of a call that is meant to hang; every other test leaves the default
 
@@ -48,7 +48,7 @@ def test_a_refusal_is_an_answer_and_leaves_nothing_behind(session_with):
     session = session_with()
     before = rows_of(session.world.raw, METADATA)
     answer = session.call("place_order", {**ORDER, "quantity": 100})
-    assert answer.status == "refused"
+    assert answer.status == "rejected"
     assert answer.text == "100 of 'tea' cannot be ordered; 9 are left."
     session.world.db.commit()
     assert rows_of(session.world.raw, METADATA) == before
@@ -201,7 +201,7 @@ def test_a_refusal_text_is_the_tools_own(session_with):
     @tool(mutates=False)
     def refuse(context: ToolContext) -> str:
         """Say no."""
-        raise ToolRefusal("nö 🙂 \x00")
+        raise ToolRejection("nö 🙂 \x00")
 
     answer = session_with(refuse).call("refuse", {})
-    assert (answer.text, answer.status) == ("nö 🙂 \x00", "refused")
+    assert (answer.text, answer.status) == ("nö 🙂 \x00", "rejected")

@@ -9,8 +9,8 @@ from tbx_envs.endpoints.costs import (
     ROLES,
     Prices,
     TokenUsage,
-    campaign_costs,
     cost,
+    run_costs,
     usage_counts,
     usage_of_counts,
 )
@@ -82,17 +82,17 @@ def test_roles_keep_their_counts_apart():
     assert len(counts) == 6
 
 
-# --- of a campaign ------------------------------------------------------------------------------------------
+# --- of an evaluation run ------------------------------------------------------------------------------------------
 
 
-def test_the_costs_of_a_campaign_worked_by_hand():
+def test_the_costs_of_a_run_worked_by_hand():
     rows = [
         row(True, tokens(1_000_000, 0, 0)),
         row(False, tokens(0, 0, 500_000)),
         row(True, tokens(0, 0, 0), void_usage=tokens(1_000_000, 0, 0)),  # a void try before it
         row(None, tokens(1_000_000, 1_000_000, 0)),  # void, and paid for
     ]
-    costs = campaign_costs(rows, {"policy": PRICES}, reliable_tasks=1)
+    costs = run_costs(rows, {"policy": PRICES}, reliable_tasks=1)
     assert costs["total"] == pytest.approx(2.0 + 4.0 + 2.0 + 0.5)
     assert costs["per_success"] == pytest.approx(8.5 / 2)
     assert costs["per_reliable_task"] == pytest.approx(8.5)
@@ -107,7 +107,7 @@ def test_the_costs_of_a_campaign_worked_by_hand():
 def test_every_served_role_is_part_of_the_total():
     usage = tokens(1_000_000, 0, 0) | tokens(1_000_000, 0, 0, "user") | tokens(500_000, 0, 0, "judge")
     prices = {"policy": PRICES, "user": Prices(1.0, 1.0, 1.0), "judge": Prices(4.0, 4.0, 4.0)}
-    costs = campaign_costs([row(usage=usage)], prices, reliable_tasks=1)
+    costs = run_costs([row(usage=usage)], prices, reliable_tasks=1)
     assert {role: of_role["cost"] for role, of_role in costs["roles"].items()} == {
         "policy": 2.0,
         "user": 1.0,
@@ -127,27 +127,27 @@ def test_every_served_role_is_part_of_the_total():
     ],
 )
 def test_what_is_not_known_makes_the_whole_unknown(rows, prices):
-    costs = campaign_costs(rows, prices, reliable_tasks=1)
+    costs = run_costs(rows, prices, reliable_tasks=1)
     assert (costs["total"], costs["per_success"], costs["per_reliable_task"]) == (None, None, None)
 
 
 def test_nothing_passed_means_no_cost_of_a_success_and_not_an_infinite_one():
-    costs = campaign_costs([row(False, tokens(1_000_000, 0, 0))], {"policy": PRICES}, reliable_tasks=0)
+    costs = run_costs([row(False, tokens(1_000_000, 0, 0))], {"policy": PRICES}, reliable_tasks=0)
     assert (costs["total"], costs["per_success"], costs["per_reliable_task"]) == (2.0, None, None)
 
 
 def test_a_role_that_nobody_has_is_refused():
     with pytest.raises(ConfigError, match=r"'agent'.*policy, user, judge"):
-        campaign_costs([], {"agent": PRICES}, reliable_tasks=0)
+        run_costs([], {"agent": PRICES}, reliable_tasks=0)
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 10**7)] * 3), min_size=1, max_size=6))
-def test_the_total_of_a_campaign_is_the_exact_sum_of_its_episodes(episodes):
+def test_the_total_of_a_run_is_the_exact_sum_of_its_episodes(episodes):
     prices = Prices(input=0.125, cached=0.0625, output=3.5)  # exact in binary
     rows = [row(usage=tokens(given + cached, cached, written)) for given, cached, written in episodes]
     exact = sum(
         Fraction(given) * Fraction(0.125) + Fraction(cached) * Fraction(0.0625) + Fraction(written) * Fraction(3.5)
         for given, cached, written in episodes
     ) / Fraction(10**6)
-    total = campaign_costs(rows, {"policy": prices}, reliable_tasks=1)["total"]
+    total = run_costs(rows, {"policy": prices}, reliable_tasks=1)["total"]
     assert total == pytest.approx(float(exact), rel=1e-15)

@@ -10,23 +10,23 @@ from tbx_envs.evaluation.compare import compare, compare_folders
 from tbx_envs.evaluation.metrics import Tally
 from tbx_envs.evaluation.pool import select_pool
 from tbx_envs.evaluation.report import (
-    CampaignProgress,
-    campaign_summary,
-    print_campaign,
+    RunProgress,
     print_comparison,
     print_pool,
+    print_run,
+    run_summary,
     share,
 )
-from tbx_envs.evaluation.run import run_campaign
+from tbx_envs.evaluation.run import run
 from tbx_envs.evaluation.task_lists import select_tasks
-from tbx_envs.testing.players import PrescribedPlayer
+from tbx_envs.testing.agents import PrescribedAgent
 
 UIDS = (*select_tasks("train")[:3], select_tasks("heldout")[-1])
 
 
-def campaign(folder, outcome, uids=UIDS, attempts=4, seed=0):
-    return run_campaign(
-        PrescribedPlayer(outcome),
+def run_in(folder, outcome, uids=UIDS, attempts=4, seed=0):
+    return run(
+        PrescribedAgent(outcome),
         uids,
         attempts=attempts,
         seed=seed,
@@ -68,14 +68,14 @@ def test_tasks_that_are_void_on_one_side_are_left_out_and_counted():
     assert (found.difference, found.only_second) == (0.0, 1)
 
 
-def test_campaigns_without_a_common_task_cannot_be_compared():
+def test_runs_without_a_common_task_cannot_be_compared():
     with pytest.raises(ConfigError, match="no task has clean attempts in both"):
         compare([tally(0, 1)], [tally(1, 1)], 4)
 
 
 def test_folders_are_compared_by_their_rows(tmp_path):
-    campaign(tmp_path / "before", lambda uid, attempt, tries: "pass" if attempt == 0 else "fail")
-    campaign(tmp_path / "after", lambda uid, attempt, tries: "fail" if attempt == 0 else "pass", uids=UIDS[1:])
+    run_in(tmp_path / "before", lambda uid, attempt, tries: "pass" if attempt == 0 else "fail")
+    run_in(tmp_path / "after", lambda uid, attempt, tries: "fail" if attempt == 0 else "pass", uids=UIDS[1:])
     found = compare_folders(tmp_path / "before", tmp_path / "after")
     assert found.difference == pytest.approx(0.5)
     text = printed(print_comparison, found, ("before", "after"))
@@ -83,20 +83,20 @@ def test_folders_are_compared_by_their_rows(tmp_path):
     assert "1 tasks only in the first" in text
 
 
-def test_a_task_that_changed_between_two_campaigns_is_refused(tmp_path):
+def test_a_task_that_changed_between_two_runs_is_refused(tmp_path):
     for name in ("a", "b"):
-        campaign(tmp_path / name, lambda uid, attempt, tries: "pass")
-    header = json.loads((tmp_path / "b" / "campaign.json").read_text())
+        run_in(tmp_path / name, lambda uid, attempt, tries: "pass")
+    header = json.loads((tmp_path / "b" / "evaluation.json").read_text())
     header["tasks"][UIDS[0]] = "0" * 64
-    (tmp_path / "b" / "campaign.json").write_text(json.dumps(header))
+    (tmp_path / "b" / "evaluation.json").write_text(json.dumps(header))
     with pytest.raises(ConfigError, match=f"such as {UIDS[0]}"):
         compare_folders(tmp_path / "a", tmp_path / "b")
 
 
 def test_the_report_shows_every_family_the_unseen_ones_and_all(tmp_path):
-    campaign(tmp_path, lambda uid, attempt, tries: "void" if (uid, attempt) == (UIDS[0], 0) else "pass")
-    summary = campaign_summary(tmp_path)
-    text = printed(print_campaign, summary, 4)
+    run_in(tmp_path, lambda uid, attempt, tries: "void" if (uid, attempt) == (UIDS[0], 0) else "pass")
+    summary = run_summary(tmp_path)
+    text = printed(print_run, summary, 4)
     for family in {uid.split("/")[1] for uid in UIDS}:
         assert family in text
     assert "never trained" in text
@@ -106,26 +106,26 @@ def test_the_report_shows_every_family_the_unseen_ones_and_all(tmp_path):
     assert summary["observed_4_of_4"] == 3
 
 
-def test_an_unfinished_campaign_is_reported_as_far_as_it_goes(tmp_path):
-    campaign(tmp_path, lambda uid, attempt, tries: "pass")
+def test_an_unfinished_run_is_reported_as_far_as_it_goes(tmp_path):
+    run_in(tmp_path, lambda uid, attempt, tries: "pass")
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:5]) + '{"uid": "cl')
-    summary = campaign_summary(tmp_path)
+    summary = run_summary(tmp_path)
     assert (summary["attempts"], summary["missing"]) == (5, 11)
-    assert "the campaign is unfinished" in printed(print_campaign, summary, 4)
+    assert "the run is unfinished" in printed(print_run, summary, 4)
 
 
-def test_a_folder_without_a_campaign_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="holds no campaign"):
-        campaign_summary(tmp_path)
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="holds no evaluation run"):
+        run_summary(tmp_path)
 
 
 def test_a_line_of_rows_that_is_no_json_is_named(tmp_path):
-    campaign(tmp_path, lambda uid, attempt, tries: "pass")
+    run_in(tmp_path, lambda uid, attempt, tries: "pass")
     with (tmp_path / "rows.jsonl").open("a") as file:
         file.write("oops\n")
     with pytest.raises(ConfigError, match=r"rows\.jsonl line 17 is not JSON"):
-        campaign_summary(tmp_path)
+        run_summary(tmp_path)
 
 
 def test_the_pool_is_shown_by_band():
@@ -138,7 +138,7 @@ def test_the_pool_is_shown_by_band():
 
 def test_progress_says_nothing_where_nobody_watches():
     text = io.StringIO()
-    with CampaignProgress(2, Console(file=text)) as progress:
+    with RunProgress(2, Console(file=text)) as progress:
         progress({"passed": True})
         progress({"passed": None})
     assert text.getvalue() == ""
@@ -146,7 +146,7 @@ def test_progress_says_nothing_where_nobody_watches():
 
 def test_progress_counts_passes_and_voids_on_a_terminal():
     text = io.StringIO()
-    with CampaignProgress(3, Console(file=text, force_terminal=True, width=100)) as progress:
+    with RunProgress(3, Console(file=text, force_terminal=True, width=100)) as progress:
         for passed in (True, None, False):
             progress({"passed": passed})
     assert "1 passed, 1 void" in text.getvalue()

@@ -89,7 +89,7 @@ def test_the_bootstrap_resamples_tasks_and_not_attempts():
     assert bootstrap_interval([0.0, 1.0]) == (0.0, 1.0)
 
 
-def test_measures_of_a_campaign_worked_by_hand():
+def test_measures_of_a_run_worked_by_hand():
     tallies = [
         Tally("a/f/000", "f", passes=4, attempts=4),
         Tally("a/f/001", "f", passes=0, attempts=4),

@@ -62,7 +62,7 @@ def test_a_run_that_is_refused_leaves_where_the_earlier_one_came_from(tmp_path):
     with provenance(tmp_path, {"seed": 1}, ["tbx", "evaluate", "seed=1"]):
         pass
     with pytest.raises(ConfigError), provenance(tmp_path, {"seed": 2}, ["tbx", "evaluate", "seed=2"]):
-        raise ConfigError("another campaign is there")
+        raise ConfigError("another run is there")
     assert json.loads((tmp_path / "run.json").read_text())["config"] == {"seed": 1}
     with pytest.raises(ValueError), provenance(tmp_path, {"seed": 3}, ["tbx", "evaluate", "seed=3"]):
         raise ValueError("began, and broke")

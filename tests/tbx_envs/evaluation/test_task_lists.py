@@ -4,7 +4,7 @@ import pytest
 
 from tbx_envs.domains import load_domain
 from tbx_envs.errors import ConfigError, DomainError
-from tbx_envs.evaluation.task_lists import all_uids, find_task, is_unseen_family, select_tasks
+from tbx_envs.evaluation.task_lists import all_uids, find_task, is_heldout_family, select_tasks
 
 
 def test_splits_part_all_tasks():
@@ -69,4 +69,4 @@ def test_unseen_families_are_those_without_training_tasks():
     families = load_domain("clinic").families
     seen = {uid.split("/")[1] for uid in select_tasks("train")}
     for name in families:
-        assert is_unseen_family(find_task(f"clinic/{name}/000")) == (name not in seen)
+        assert is_heldout_family(find_task(f"clinic/{name}/000")) == (name not in seen)

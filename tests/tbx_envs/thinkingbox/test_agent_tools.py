@@ -99,7 +99,7 @@ def test_a_result_that_fills_no_direct_response_is_an_error_for_the_agent_and_no
     session = FakeSession("a")
     session.text = text
     tools = AgentTools(task([ToolChoice("a", direct_response="{id.real}")]), session)
-    assert tools.call("a", {}) == Answer("Error in function execution", "refused")
+    assert tools.call("a", {}) == Answer("Error in function execution", "rejected")
 
 
 def test_a_builtin_tool_that_ends_nothing_is_answered_and_not_sent():

@@ -22,7 +22,7 @@ class FakeUser:
 
 
 @dataclasses.dataclass
-class FakeStage:
+class FakeRuntime:
     """Tools `look` (an answer), `tell` (an answer with a direct response) and `stop` (ends the conversation)."""
 
     user: FakeUser | None
@@ -54,7 +54,7 @@ class FakeStage:
 def environment(monkeypatch, stage, agent_turns=10**9):
     env = ToolEnv("kiosk/order/000")
     env.task = dataclasses.replace(env.task, limits=Limits(10, agent_turns))
-    monkeypatch.setattr(env, "_new_stage", lambda: stage)
+    monkeypatch.setattr(env, "_new_runtime", lambda: stage)
     env.reset(seed=0)
     return env
 
@@ -120,7 +120,7 @@ users = st.none() | st.lists(st.sampled_from(["Yes.", "Yes.", "Yes.", f"Thanks. 
 def test_an_episode_ends_when_and_as_the_contract_says(kiosk, replies, user_words, max_user, max_agent, can_end):
     replies = [*replies, *[Turn(f"That is all. {DONE_MARK}")] * 2]  # every conversation ends
     user = None if user_words is None else FakeUser(user_words)
-    stage = FakeStage(user, user_turns=max_user + can_end, user_may_end=can_end)
+    stage = FakeRuntime(user, user_turns=max_user + can_end, user_may_end=can_end)
     with pytest.MonkeyPatch.context() as monkeypatch:
         env = environment(monkeypatch, stage, max_agent)
         for reply in replies:
@@ -136,7 +136,7 @@ def test_an_episode_ends_when_and_as_the_contract_says(kiosk, replies, user_word
 
 
 def test_every_direct_response_of_parallel_calls_is_said_after_the_results(kiosk, monkeypatch):
-    env = environment(monkeypatch, FakeStage(None))
+    env = environment(monkeypatch, FakeRuntime(None))
     calls = tuple(ToolCall("", name, {}) for name in ("tell", "look", "tell"))
     observation, *_ = env.step(Turn(calls=calls))
     said = env.transcript[3:]
@@ -146,7 +146,7 @@ def test_every_direct_response_of_parallel_calls_is_said_after_the_results(kiosk
 
 
 def test_a_call_that_ends_the_conversation_has_an_empty_result_and_nothing_is_executed(kiosk, monkeypatch):
-    stage = FakeStage(None)
+    stage = FakeRuntime(None)
     env = environment(monkeypatch, stage)
     env.step(Turn("Stop now.", (ToolCall("", "look", {}), ToolCall("", "stop", {"reason": "x"}))))
     episode = env.episode(0)
@@ -157,7 +157,7 @@ def test_a_call_that_ends_the_conversation_has_an_empty_result_and_nothing_is_ex
 
 def test_calls_count_on_after_those_of_a_history(kiosk, monkeypatch):
     history = (Turn(calls=(ToolCall("call_0", "look", {}),)), ToolResult("call_0", "look", "seen"))
-    stage = FakeStage(None, opening=(Text("system", "Be good."), *history, Text("user", "Hello again")))
+    stage = FakeRuntime(None, opening=(Text("system", "Be good."), *history, Text("user", "Hello again")))
     env = environment(monkeypatch, stage)
     assert env.transcript[1:3] == history
     env.step(Turn(calls=(ToolCall("", "look", {}),)))

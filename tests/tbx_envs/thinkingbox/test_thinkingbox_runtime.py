@@ -10,13 +10,13 @@ from gymnasium.envs.registration import registry
 from gymnasium.utils.env_checker import check_env
 
 import tbx_envs
-from tbx_envs.agents.idle import IdlePlayer
-from tbx_envs.agents.oracle import OraclePlayer
+from tbx_envs.agents.idle import IdleAgent
+from tbx_envs.agents.oracle import OracleAgent
 from tbx_envs.env import ToolEnv
 from tbx_envs.episode import FinishReason
 from tbx_envs.errors import ActionError, ConfigError, EnvironmentFault
-from tbx_envs.evaluation.regrade import regrade_campaign
-from tbx_envs.evaluation.run import run_campaign
+from tbx_envs.evaluation.regrade import regrade
+from tbx_envs.evaluation.run import run
 from tbx_envs.evaluation.task_lists import find_task, select_tasks
 from tbx_envs.messages import BadCall, Text, ToolCall, ToolResult, Turn
 from tbx_envs.thinkingbox import dataset as datasets
@@ -68,12 +68,10 @@ class Says:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
-    """Folder and rows of a campaign of the oracle over all tasks, several at a time."""
+    """Folder and rows of an evaluation run of the oracle over all tasks, several at a time."""
     folder = tmp_path_factory.mktemp("oracle")
-    player = OraclePlayer(concurrency=3, judge="yes")
-    rows = run_campaign(
-        player, select_tasks("bikeshop"), attempts=1, seed=0, rows_path=folder / "rows.jsonl", max_void_retries=1
-    )
+    agent = OracleAgent(concurrency=3, judge="yes")
+    rows = run(agent, select_tasks("bikeshop"), attempts=1, seed=0, rows_path=folder / "rows.jsonl", max_void_retries=1)
     return folder, rows
 
 
@@ -87,8 +85,8 @@ def test_the_expected_calls_pass_every_task_but_the_one_whose_server_dies(played
 
 
 def test_doing_nothing_passes_only_the_task_where_it_is_right(tmp_path):
-    rows = run_campaign(
-        IdlePlayer(concurrency=3, judge="yes"),
+    rows = run(
+        IdleAgent(concurrency=3, judge="yes"),
         select_tasks("rentals_main.py:*"),
         attempts=1,
         seed=0,
@@ -101,15 +99,15 @@ def test_doing_nothing_passes_only_the_task_where_it_is_right(tmp_path):
 
 def test_episodes_can_be_graded_again_from_what_was_saved(played, tmp_path):
     folder, rows = played
-    again = regrade_campaign(folder, tmp_path / "rows.jsonl", judge="yes")
+    again = regrade(folder, tmp_path / "rows.jsonl", judge="yes")
     assert [(row["uid"], row["passed"], row["reward"]) for row in again] == [
         (row["uid"], row["passed"], row["reward"]) for row in rows
     ]
-    without_judge = regrade_campaign(folder, tmp_path / "none" / "rows.jsonl", judge="none")
+    without_judge = regrade(folder, tmp_path / "none" / "rows.jsonl", judge="none")
     faults = {row["uid"]: row["fault"] for row in without_judge if row["fault"]}
     assert faults == {"desk_list.yaml:trouble_dies": "tool", "rentals_main.py:test_friendly_answer": "check"}
     # What only the check was at fault for can be graded again; what the tools were at fault for cannot.
-    with_judge = regrade_campaign(tmp_path / "none", tmp_path / "yes" / "rows.jsonl", judge="yes")
+    with_judge = regrade(tmp_path / "none", tmp_path / "yes" / "rows.jsonl", judge="yes")
     assert [(row["passed"], row["finish_reason"]) for row in with_judge] == [
         (row["passed"], row["finish_reason"]) for row in rows
     ]

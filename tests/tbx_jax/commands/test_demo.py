@@ -16,7 +16,7 @@ FAMILIES = ("cancel_visit", "waive_fee")
 
 
 def measured(passes):
-    """The measures of a campaign of two tasks a family, each with 20 attempts and these passes."""
+    """The measures of an evaluation run of two tasks a family, each with 20 attempts and these passes."""
     tallies = {name: [Tally(f"{name}/{n}", name, c, 20) for n, c in enumerate(passes[name])] for name in FAMILIES}
     return {
         **measures([tally for family in tallies.values() for tally in family], 20),

@@ -14,7 +14,7 @@ from tbx_envs.domains import load_domain
 from tbx_envs.errors import ConfigError
 from tbx_envs.messages import Turn, to_chat
 from tbx_jax.commands.sft import FIRST_FRESH, demonstrated, demonstrations, run
-from tbx_jax.config import MeshConfig, OptimConfig, WarmstartConfig
+from tbx_jax.config import MeshConfig, OptimConfig, SftConfig
 from tbx_jax.policies.tokenizers import train_tokenizer
 from tbx_jax.policies.weights import load_policy, save_policy
 
@@ -23,7 +23,7 @@ MODEL = tiny_policy.MODEL.model_copy(update={"width": 16, "head_width": 8, "mlp_
 
 @pytest.fixture(scope="module")
 def episodes():
-    return list(demonstrations(load_domain("clinic"), number=16, lapse=0.5, seed=3))
+    return list(demonstrations(load_domain("clinic"), number=16, error_rate=0.5, seed=3))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_demonstrations_are_of_every_family_and_of_no_frozen_task(episodes):
 
 
 def test_the_same_seed_gives_the_same_demonstrations(episodes):
-    again = demonstrations(load_domain("clinic"), number=16, lapse=0.5, seed=3)
+    again = demonstrations(load_domain("clinic"), number=16, error_rate=0.5, seed=3)
     assert [episode.transcript for episode in again] == [episode.transcript for episode in episodes]
 
 
@@ -54,8 +54,8 @@ def test_a_demonstration_is_the_template_of_its_whole_transcript_and_only_turns_
         assert [list(ids) for ids in trained] == [chat.policy_turn(turn) for turn in turns]
 
 
-def warmstart_config(output_dir, **changes):
-    return WarmstartConfig(
+def sft_config(output_dir, **changes):
+    return SftConfig(
         **{
             "model": MODEL,
             "optim": OptimConfig(
@@ -69,7 +69,7 @@ def warmstart_config(output_dir, **changes):
             "domain": "clinic",
             "families": None,
             "demonstrations": 64,
-            "lapse": 0.3,
+            "error_rate": 0.3,
             "epochs": 3,
             "batch_tokens": 2048,
             "vocabulary": 500,
@@ -80,9 +80,9 @@ def warmstart_config(output_dir, **changes):
 
 
 def test_a_tiny_warm_start_learns_and_writes_a_policy_that_loads(tmp_path):
-    config = warmstart_config(tmp_path)
+    config = sft_config(tmp_path)
     summary = run(config)
-    assert json.loads((tmp_path / "warmstart.json").read_text()) == summary
+    assert json.loads((tmp_path / "sft.json").read_text()) == summary
     # A policy that knows nothing has ln(vocabulary) nats a token.
     assert summary["heldback_loss"] < 0.7 * np.log(summary["vocabulary"])
     model, _, tokenizer = load_policy(str(tmp_path / "policy"))
@@ -93,7 +93,7 @@ def test_a_warm_start_goes_on_from_a_policy_with_its_tokenizer_and_another_templ
     model, params, tokenizer = tiny_policy.build_tiny()
     save_policy(tmp_path / "first", model, params, tokenizer)
     summary = run(
-        warmstart_config(
+        sft_config(
             tmp_path / "second",
             policy=str(tmp_path / "first"),
             chat_template="compact",
@@ -109,4 +109,4 @@ def test_a_warm_start_goes_on_from_a_policy_with_its_tokenizer_and_another_templ
 
 def test_a_family_that_a_domain_has_not_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"no family 'cancel_vist'\. Did you mean 'cancel_visit'"):
-        run(warmstart_config(tmp_path, families=("cancel_vist",)))
+        run(sft_config(tmp_path, families=("cancel_vist",)))

@@ -12,7 +12,7 @@ from tbx_envs.evaluation.metrics import Tally
 from tbx_envs.evaluation.pool import load_pool, refuse_heldout, save_pool, select_pool
 from tbx_envs.evaluation.provenance import mark_provenance, write_provenance
 from tbx_envs.evaluation.run import task_hash
-from tbx_envs.evaluation.task_lists import find_task, is_unseen_family, select_tasks
+from tbx_envs.evaluation.task_lists import find_task, is_heldout_family, select_tasks
 from tbx_envs.thinkingbox.dataset import benchmark, guard, register_dataset
 from tbx_envs.thinkingbox.dataset.benchmark import benchmark_keys, lock_text, parse_lock
 from tbx_envs.thinkingbox.dataset.dataset import Dataset
@@ -68,7 +68,7 @@ def pool_of(*uids, **options):
 
 def test_the_benchmarks_tasks_are_held_out(locked):
     register_dataset(locked)
-    assert find_task("bench.py:test_a").split == "heldout" and is_unseen_family(find_task("bench.py:test_a"))
+    assert find_task("bench.py:test_a").split == "heldout" and is_heldout_family(find_task("bench.py:test_a"))
     assert Dataset(locked).uids("heldout") == ("bench.py:test_a",) and Dataset(locked).uids("train") == ()
     with pytest.raises(
         ConfigError, match=r"1 of 2 tasks are of thinkingbox_bench_v1 .* such as bench\.py:test_a"

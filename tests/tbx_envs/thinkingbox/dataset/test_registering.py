@@ -11,7 +11,7 @@ import pytest
 
 import tbx_envs
 from tbx_envs.errors import ConfigError, DomainError
-from tbx_envs.evaluation.task_lists import find_task, is_unseen_family, select_tasks
+from tbx_envs.evaluation.task_lists import find_task, is_heldout_family, select_tasks
 from tbx_envs.registration import env_id, uid_of
 from tbx_envs.thinkingbox import dataset as datasets
 from tbx_envs.thinkingbox.dataset import dataset_of, register_dataset, register_from_environment, registered_datasets
@@ -210,7 +210,7 @@ def test_lists_of_one_name_in_two_datasets_are_told_apart_by_their_paths(bikesho
 
 def test_families_of_datasets_are_unseen_only_where_they_are_the_benchmarks(bikeshop):
     register_dataset(bikeshop)
-    assert not is_unseen_family(find_task("desk_list.yaml:greeting"))
+    assert not is_heldout_family(find_task("desk_list.yaml:greeting"))
 
 
 # --- the environment ----------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def test_a_remote_server_is_a_server_like_others(pool, host):
     assert session.init_result == {"far": {"told": {"data": 1}}, "trouble": {}}
     assert [tool.name for tool in session.tools][:2] == ["order", "hang"]
     assert session.call("order", {"item": "tea"}).text == "ordered tea"
-    assert session.call("order", {}).status == "refused"
+    assert session.call("order", {}).status == "rejected"
     assert session.call("fine", {}).text == "fine"
     assert session.effects() == {"far": {"shop": "open"}, "trouble": {}}
     session.close()

@@ -140,7 +140,7 @@ def test_results_become_text(opened):
     texts = {name: session.call(name, {}) for name in ("empty", "null", "image", "several", "others", "is_error")}
     assert {name: answer.status for name, answer in texts.items()} == {
         **dict.fromkeys(texts, "ok"),
-        "is_error": "refused",
+        "is_error": "rejected",
     }
     assert {name: answer.text for name, answer in texts.items()} == {
         "empty": "",

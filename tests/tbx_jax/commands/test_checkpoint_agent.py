@@ -1,12 +1,12 @@
-"""A policy model as a player, on tasks of the clinic."""
+"""A policy model as a agent, on tasks of the clinic."""
 
 import jax
 import tiny_policy
 
 from tbx_envs.agents import Attempt
 from tbx_envs.domains import load_domain
-from tbx_jax.commands import agents as player
-from tbx_jax.commands.agents import CheckpointPlayer
+from tbx_jax.commands import agents as agent
+from tbx_jax.commands.agents import CheckpointAgent
 from tbx_jax.config import MeshConfig
 from tbx_jax.policies.weights import load_policy, save_policy
 from tbx_jax.sampler.sampler import Sampler
@@ -25,9 +25,9 @@ def test_a_policy_is_loaded_as_stored_into_its_place_and_computed_in_the_type_th
             super().__init__(model, *arguments, **options)
             samplers.append((model.config.dtype, options["params"], self.memory))
 
-    monkeypatch.setattr(player, "Sampler", Watched)
+    monkeypatch.setattr(agent, "Sampler", Watched)
     for asked in (None, "float32"):
-        CheckpointPlayer(str(tmp_path / "narrow"), SAMPLING, mesh, seed=0, compute_dtype=asked)
+        CheckpointAgent(str(tmp_path / "narrow"), SAMPLING, mesh, seed=0, compute_dtype=asked)
     assert [dtype for dtype, _, _ in samplers] == [load_policy(tmp_path / "narrow")[0].config.dtype, "float32"]
     for _, stored, memory in samplers:
         leaves = jax.tree.leaves(stored)
@@ -41,11 +41,11 @@ def test_a_checkpoint_plays_every_attempt_and_the_same_each_time(tiny_folder):
     attempts = [Attempt(uid, number, seed=number) for uid in uids for number in range(2)]
 
     def play():
-        player = CheckpointPlayer(tiny_folder, SAMPLING, tiny_policy.ONE_DEVICE, seed=0)
-        return {(episode.uid, episode.attempt): episode for episode in player.play(attempts)}
+        agent = CheckpointAgent(tiny_folder, SAMPLING, tiny_policy.ONE_DEVICE, seed=0)
+        return {(episode.uid, episode.attempt): episode for episode in agent.run(attempts)}
 
     first, again = play(), play()
-    assert set(first) == {(attempt.uid, attempt.attempt) for attempt in attempts}
+    assert set(first) == {(attempt.uid, attempt.index) for attempt in attempts}
     for key, episode in first.items():
         assert episode.fault is None and episode.passed is False
         assert episode.transcript == again[key].transcript

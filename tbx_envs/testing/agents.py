@@ -1,4 +1,4 @@
-"""A player whose outcomes are prescribed, for tests of campaigns: it plays no environment."""
+"""A agent whose outcomes are prescribed, for tests of runs: it plays no environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tbx_envs.messages import DONE_MARK, Text, Turn
 Outcome = Literal["pass", "fail", "void"]
 
 
-class PrescribedPlayer:
+class PrescribedAgent:
     """Ends the n-th try at an attempt as `outcome(uid, attempt, n)` says, n from 0.
 
     Args:
@@ -30,13 +30,13 @@ class PrescribedPlayer:
         self.asked: list[Attempt] = []
         self._tries: Counter[tuple[str, int]] = Counter()
 
-    def play(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
+    def run(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
         """One episode for each attempt, in order."""
         for attempt in attempts:
             if self.stop_after is not None and len(self.asked) >= self.stop_after:
                 raise KeyboardInterrupt
             self.asked.append(attempt)
-            key = (attempt.uid, attempt.attempt)
+            key = (attempt.uid, attempt.index)
             yield prescribed_episode(attempt, self.outcome(*key, self._tries[key]))
             self._tries[key] += 1
 
@@ -47,7 +47,7 @@ def prescribed_episode(attempt: Attempt, outcome: Outcome) -> Episode:
     passed = outcome == "pass"
     return Episode(
         uid=attempt.uid,
-        attempt=attempt.attempt,
+        attempt=attempt.index,
         seed=attempt.seed,
         transcript=(Text("user", "Good morning é"), Turn(text=DONE_MARK)),
         finish_reason=None if void else FinishReason.DONE,

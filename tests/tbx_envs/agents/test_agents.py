@@ -4,9 +4,9 @@ import json
 import pytest
 
 from tbx_envs.agents import Attempt
-from tbx_envs.agents.idle import IdlePlayer
-from tbx_envs.agents.oracle import OraclePlayer
-from tbx_envs.agents.scripted import ScriptedPlayer
+from tbx_envs.agents.idle import IdleAgent
+from tbx_envs.agents.oracle import OracleAgent
+from tbx_envs.agents.scripted import ScriptedAgent
 from tbx_envs.agents.turns import play_turns
 from tbx_envs.domains import load_domain
 from tbx_envs.episode import FinishReason
@@ -28,7 +28,7 @@ def said(episode, kind):
 
 
 def test_the_oracle_makes_the_expected_calls_one_a_turn_and_passes():
-    (episode,) = OraclePlayer().play([Attempt(UID, 0, 5)])
+    (episode,) = OracleAgent().run([Attempt(UID, 0, 5)])
     made = [call for turn in said(episode, Turn) for call in turn.calls]
     expected = find_task(UID).expected_calls
     assert [(call.name, dict(call.arguments)) for call in made] == [(c.tool, dict(c.arguments)) for c in expected]
@@ -37,20 +37,20 @@ def test_the_oracle_makes_the_expected_calls_one_a_turn_and_passes():
 
 
 def test_the_idle_policy_says_nothing_but_the_end_and_does_not_pass():
-    (episode,) = IdlePlayer().play([Attempt(UID, 3, 0)])
+    (episode,) = IdleAgent().run([Attempt(UID, 3, 0)])
     assert said(episode, Turn) == [Turn(text="<DONE>")]
     assert (episode.passed, episode.attempt) == (False, 3)
 
 
 def test_the_scripted_policy_passes_when_it_breaks_no_rule():
-    (episode,) = ScriptedPlayer(lapse=0.0).play([Attempt(UID, 0, 1)])
+    (episode,) = ScriptedAgent(error_rate=0.0).run([Attempt(UID, 0, 1)])
     assert episode.passed
 
 
-def test_lapses_are_a_function_of_the_attempts_seed_alone():
+def test_errors_are_a_function_of_the_attempts_seed_alone():
     attempts = [Attempt("clinic/cancel_visit/000", n, n) for n in range(12)]
-    first = [episode.transcript for episode in ScriptedPlayer(0.5).play(attempts)]
-    again = [episode.transcript for episode in ScriptedPlayer(0.5).play(reversed(attempts))]
+    first = [episode.transcript for episode in ScriptedAgent(0.5).run(attempts)]
+    again = [episode.transcript for episode in ScriptedAgent(0.5).run(reversed(attempts))]
     assert first == again[::-1]
     assert len(set(map(str, first))) > 1
 
@@ -63,7 +63,7 @@ def test_attempts_are_played_one_by_one_and_not_ahead():
             asked.append(number)
             yield Attempt(UID, number, 0)
 
-    episodes = IdlePlayer().play(attempts())
+    episodes = IdleAgent().run(attempts())
     assert next(episodes).attempt == 0
     assert asked == [0]
 
@@ -84,7 +84,7 @@ def test_an_agent_is_sent_what_answers_its_turn():
 def test_an_agent_that_raises_voids_its_episode_and_disturbs_no_other():
     def agent(attempt, opening):
         yield Turn(text="Hello")
-        if attempt.attempt == 1:
+        if attempt.index == 1:
             raise RuntimeError("the model server is gone")
         yield Turn(text="<DONE>")
 
@@ -119,19 +119,19 @@ def test_a_fault_of_the_environment_is_void_with_its_own_kind(monkeypatch):
         raise ToolFault("the tool server is gone")
 
     monkeypatch.setattr("tbx_envs.domains.in_process.InProcessSession.call", broken)
-    (episode,) = OraclePlayer().play([Attempt(UID, 0, 0)])
+    (episode,) = OracleAgent().run([Attempt(UID, 0, 0)])
     assert (episode.reward, episode.fault.kind) == (None, "tool")
 
 
 def test_an_unknown_task_stops_the_player():
     with pytest.raises(DomainError):
-        list(IdlePlayer().play([Attempt("clinic/nothing/000", 0, 0)]))
+        list(IdleAgent().run([Attempt("clinic/nothing/000", 0, 0)]))
 
 
 def test_episodes_survive_their_record(kiosk):
     assert load_domain("kiosk") is kiosk
-    for player in (OraclePlayer(), IdlePlayer()):
-        for episode in player.play([Attempt(UID, 0, 0)]):
+    for agent in (OracleAgent(), IdleAgent()):
+        for episode in agent.run([Attempt(UID, 0, 0)]):
             odd = Turn(text="é", calls=(BadCall("call_9", "{", "broken"),), reasoning="hm", truncated=True)
             episode = dataclasses.replace(episode, transcript=(*episode.transcript, odd))
             assert episode_from_record(json.loads(json.dumps(episode_record(episode)))) == episode
@@ -144,7 +144,7 @@ def test_episodes_played_at_the_same_time_are_the_same_episodes():
     attempts = [Attempt(f"clinic/cancel_visit/{number:03d}", 0, number) for number in range(12)]
 
     def records(concurrency):
-        episodes = ScriptedPlayer(lapse=0.5, concurrency=concurrency).play(attempts)
+        episodes = ScriptedAgent(error_rate=0.5, concurrency=concurrency).run(attempts)
         return {episode.uid: dataclasses.replace(episode, seconds={}) for episode in episodes}
 
     assert records(4) == records(1)
@@ -158,7 +158,7 @@ def test_playing_at_the_same_time_reads_attempts_only_as_slots_become_free():
             taken.append(number)
             yield Attempt(UID, number, number)
 
-    playing = OraclePlayer(concurrency=3).play(attempts())
+    playing = OracleAgent(concurrency=3).run(attempts())
     next(playing)
     assert len(taken) == 3
     playing.close()
