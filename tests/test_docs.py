@@ -15,11 +15,11 @@ from hydra import compose, initialize_config_module
 import tbx_envs.domains
 import tbx_jax.config
 from tbx_envs.agents import Attempt
+from tbx_envs.commands import cli
 from tbx_envs.domains import load_domain
 from tbx_envs.evaluation.run import row_of
 from tbx_envs.task import Task
 from tbx_envs.testing.agents import prescribed_episode
-from tbx_jax.cli import COMMANDS
 
 ROOT = pathlib.Path(__file__).parents[1]
 README, CHANGELOG = ROOT / "README.md", ROOT / "CHANGELOG.md"
@@ -130,14 +130,14 @@ def test_a_tbx_command_that_is_shown_exists_and_its_overrides_compose(page):
     for program, *rest in commands(page):
         if program.startswith("-"):
             continue
-        assert program in COMMANDS, f"{page.name} shows `tbx {program}`"
+        assert program in cli.commands(), f"{page.name} shows `tbx {program}`"
         if hasattr(tbx_jax.config, f"{program.capitalize()}Config"):
             composed(program, *(word for word in rest if not word.startswith("-")))
 
 
 def test_the_readme_lists_every_command_and_no_other():
     listed = first_cells(section(README, "Train and sweep"))
-    assert sorted(listed) == sorted(f"tbx {name}" for name in COMMANDS)
+    assert sorted(listed) == sorted(f"tbx {name}" for name in cli.commands())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -195,7 +195,7 @@ def test_the_configuration_groups_of_every_program_are_listed():
         nested = {name for name, value in composed(program) if isinstance(value, tbx_jax.config.Record)}
         nested = {"sampling" if name in ("rollout", "evaluation") else name for name in nested}
         assert groups - {"rollout", "evaluation"} == nested, program
-    programs = {name for name in COMMANDS if hasattr(tbx_jax.config, f"{name.capitalize()}Config")}
+    programs = {name for name in cli.commands() if hasattr(tbx_jax.config, f"{name.capitalize()}Config")}
     assert listed.keys() == programs
 
 

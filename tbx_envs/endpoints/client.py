@@ -27,7 +27,8 @@ from typing import Any
 
 import httpx
 
-from tbx_envs.endpoints.costs import NOTHING_USED, Prices, TokenUsage
+from tbx_envs.endpoints.config import EndpointConfig
+from tbx_envs.endpoints.costs import NOTHING_USED, TokenUsage
 from tbx_envs.endpoints.responses import Completion, Problem, read_answer
 from tbx_envs.endpoints.transport import NoReply, Reply, Stopped, Transport
 from tbx_envs.errors import ConfigError, EndpointError
@@ -42,35 +43,6 @@ FIRST_WAIT_S, LONGEST_WAIT_S, MOST_PATIENCE_S = 0.5, 30.0, 120.0
 
 _POLL_S = 0.1  # how soon a caller that was told to stop notices
 _OURS = frozenset({"messages", "model", "n", "stream", "tools", "tool_choice"})  # not for `extra_body`
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class EndpointConfig:
-    """Where a model is served and how it is asked.
-
-    Attributes:
-        base_url: what `/chat/completions` is appended to, such as `http://127.0.0.1:8000/v1`.
-        model: its name there.
-        api_key_env: the environment variable that holds the key; None sends none.
-        temperature, max_tokens: of every completion that does not say otherwise; None leaves it to the server.
-        timeout_s: of one request, from the first byte sent to the last one read, however it trickles.
-        concurrency: how many requests of all threads are on their way or waiting to be sent again.
-        max_retries: how often a request is sent again.
-        extra_body: further fields of every request; they win over what is sent otherwise, and None takes a field
-            out (`{"seed": None}` for a server that refuses seeds).
-        prices: what tokens cost; None when nobody said.
-    """
-
-    base_url: str
-    model: str
-    api_key_env: str | None = None
-    temperature: float | None = None
-    max_tokens: int | None = None
-    timeout_s: float = 300.0
-    concurrency: int = 8
-    max_retries: int = 5
-    extra_body: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    prices: Prices | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -302,8 +274,11 @@ def _config_problems(config: EndpointConfig) -> Iterator[str]:
     yield from _address_problems(config.base_url)
     if not config.model:
         yield "model is empty: give the name under which the server knows it."
-    for name, least in (("timeout_s", 0.0), ("concurrency", 1), ("max_retries", 0)):
+    least_of = {"timeout_s": 0.0, "concurrency": 1, "max_retries": 0, "max_tokens": 1, "temperature": 0.0}
+    for name, least in least_of.items():
         value = getattr(config, name)
+        if value is None:
+            continue
         if value < least or (name == "timeout_s" and value == 0):
             yield f"{name}={value}: wanted {'more than 0' if name == 'timeout_s' else f'{least} or more'}."
     taken = sorted(_OURS & config.extra_body.keys())
