@@ -156,7 +156,7 @@ def test_a_task_that_changed_since_is_noticed(tmp_path):
 
 def test_rows_without_their_header_are_refused(tmp_path):
     (tmp_path / "rows.jsonl").write_text("{}\n")
-    with pytest.raises(ConfigError, match=r"no run\.json beside it"):
+    with pytest.raises(ConfigError, match=r"no evaluation\.json beside it"):
         run_in(tmp_path, PrescribedAgent(alternating))
 
 
