@@ -13,7 +13,7 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_p
 
 HERE = pathlib.Path(__file__).parent
 # Tests of the trainer that play episodes of a dataset.
-PLAY_DATASETS = ("test_benchmark_marks", "test_interrupts", "test_task_commands")
+PLAY_DATASETS = ("test_benchmark_marks", "test_interrupts")
 
 
 def pytest_collection_modifyitems(config, items):
