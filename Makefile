@@ -35,6 +35,7 @@ lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/mypy
 
 .venv/installed-%: setup.cfg pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
@@ -48,4 +49,4 @@ lint: .venv/installed-dev
 	$(PYTHON) -m venv .venv
 
 clean:
-	rm -rf .venv .venv-parity build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-parity build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

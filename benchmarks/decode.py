@@ -49,10 +49,10 @@ from omegaconf import OmegaConf
 from benchmarks.transformers_peer import GeneratePeer
 from tbx_jax.compilation import enable_compilation_cache
 from tbx_jax.config import ModelConfig, SamplingConfig, validated
-from tbx_jax.dispatch_shapes import num_cores
 from tbx_jax.keys import key_for
 from tbx_jax.models import Model, Params, build, compute_params
-from tbx_jax.sampler import Sampler
+from tbx_jax.sampler.dispatch_shapes import num_cores
+from tbx_jax.sampler.sampler import Sampler
 
 MEAN_TURN_TOKENS = 14
 BATCH = 16

@@ -44,15 +44,16 @@ from typing import Any, Literal, Protocol
 
 import tbx_envs
 from benchmarks.original_proxy import graded_episode, proxied, versions_of
-from tbx_envs.backends.server_pool import ServerPool
-from tbx_envs.backends.servers_file import load_servers
-from tbx_envs.datasets import registered_datasets
-from tbx_envs.datasets.dataset import Dataset
-from tbx_envs.datasets.records import DatasetTask
-from tbx_envs.policies import Attempt
-from tbx_envs.policies.oracle import OraclePlayer
-from tbx_envs.serving.search_service import ensure_search_service
-from tbx_envs.stages.dataset import close_shared
+from tbx_envs.agents import Attempt
+from tbx_envs.agents.oracle import OracleAgent
+from tbx_envs.runtime import EpisodeOptions
+from tbx_envs.thinkingbox.dataset import registered_datasets
+from tbx_envs.thinkingbox.dataset.dataset import Dataset
+from tbx_envs.thinkingbox.dataset.records import DatasetTask
+from tbx_envs.thinkingbox.runtime import close_shared
+from tbx_envs.thinkingbox.search.search_service import ensure_search_service
+from tbx_envs.thinkingbox.servers.server_pool import ServerPool
+from tbx_envs.thinkingbox.servers.servers_file import load_servers
 
 RELEASE = "thinkingbox_bench_v1"
 WAYS = ("fork", "spawn", "original")
@@ -98,10 +99,10 @@ def measure_rounds(plays: Mapping[str, Play], tasks: Sequence[DatasetTask], roun
 
 
 def ours(start: Literal["fork", "spawn"], concurrency: int) -> Play:
-    player = OraclePlayer(concurrency=concurrency, judge="yes", start=start)
+    agent = OracleAgent(concurrency=concurrency, options=EpisodeOptions(judge="yes", start=start))
 
     def play(tasks: Sequence[DatasetTask]) -> None:
-        for episode in player.play(Attempt(task.uid, 0, 0) for task in tasks):
+        for episode in agent.run(Attempt(task.uid, 0, 0) for task in tasks):
             if not episode.passed:
                 why = episode.fault.message if episode.fault else "\n".join(episode.report.differences)
                 raise SystemExit(f"task {episode.uid}, {start}: its expected calls did not pass: {why}")

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tbx_envs.checks.evidence import evidence_of
-from tbx_envs.datasets.dataset import Dataset
-from tbx_envs.datasets.records import DatasetTask
 from tbx_envs.messages import DONE_MARK, Text, ToolCall, ToolResult, Turn
+from tbx_envs.thinkingbox.dataset.dataset import Dataset
+from tbx_envs.thinkingbox.dataset.records import DatasetTask
+from tbx_envs.thinkingbox.grading.evidence import evidence_of
 
 START_S = 60.0  # for the proxy to come up
 # The worker wants a judge's configuration; tasks that would ask it are not among those that are run.

@@ -8,7 +8,7 @@ import numpy as np
 
 from tbx_jax.models import Model, Params
 from tbx_jax.models.hub_config import write_config
-from tbx_jax.weights import model_tensors
+from tbx_jax.policies.weights import model_tensors
 
 
 class GeneratePeer:

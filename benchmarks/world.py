@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tbx_envs.domains import load_domain
-from tbx_envs.worlds import build_template, differences, digest, lend_world, return_world, rows_of
+from tbx_envs.domains.worlds import build_template, differences, digest, lend_world, return_world, rows_of
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -15,18 +15,15 @@ reward.
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import json
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import gymnasium
 
-from tbx_envs.arguments import transport_problem
-from tbx_envs.backends.listing import domain_function_dicts
 from tbx_envs.chat.interpretation import interpret, schemas_of
-from tbx_envs.domains import Domain, load_domain
 from tbx_envs.episode import TERMINATED, CheckReport, Episode, Fault, FinishReason
 from tbx_envs.errors import (
     ActionError,
@@ -36,7 +33,6 @@ from tbx_envs.errors import (
     TbxError,
     ToolFault,
     UserFault,
-    did_you_mean,
 )
 from tbx_envs.messages import (
     DONE_MARK,
@@ -50,26 +46,27 @@ from tbx_envs.messages import (
     to_chat,
 )
 from tbx_envs.rendering import transcript_text
+from tbx_envs.runtime import EpisodeOptions
+from tbx_envs.sources import source_of
 from tbx_envs.spaces import AnyText
-from tbx_envs.stages import Stage, StageOptions
-from tbx_envs.stages.built_in import BuiltInStage
-from tbx_envs.task import Task
-
-if TYPE_CHECKING:
-    from tbx_envs.datasets.records import DatasetTask
+from tbx_envs.task import AnyTask
+from tbx_envs.tools.arguments import transport_problem
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
+
+# Status of a call that is not `ok` -> its count in `Episode.usage`, a column of files that others read.
+_COUNTED_AS = {"rejected": "refused_calls", "invalid": "invalid_calls"}
 
 
 class ToolEnv(gymnasium.Env[str, str | Turn]):
     """One task.
 
     Args:
-        uid: of the task.
-        chat_format: how calls stand in the policy's text (`tbx_envs.chat.interpretation`).
+        uid: task id.
         render_mode: None, `ansi` (`render()` returns the transcript) or `human` (messages are printed as they
             come).
-        stage: further options, by the names of `StageOptions`: `user`, `judge`, `tool_timeout_s`, ...
+        options: how episodes are set up; None is the defaults.
+        given: single options by name, which replace those of `options`: `chat_format`, `user`, `judge`, ...
 
     Raises:
         DomainError: no such task.
@@ -79,24 +76,26 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "human"], "render_fps": 1}
 
-    def __init__(self, uid: str, *, chat_format: str = "hermes", render_mode: str | None = None, **stage: Any) -> None:
+    def __init__(
+        self, uid: str, *, render_mode: str | None = None, options: EpisodeOptions | None = None, **given: Any
+    ) -> None:
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ActionError(f"render_mode {render_mode!r} is not known; use None, 'ansi' or 'human'.")
-        interpret("", chat_format)  # an unknown format fails here, not in the first step
-        self._options = _stage_options(stage)
-        self.task, self.domain = _task_and_domain(uid)
+        self._options = (options or EpisodeOptions()).changed(given)
+        interpret("", self._options.chat_format)  # an unknown format fails here, not in the first step
+        self.source = source_of(uid)
+        self.task = self.source.task(uid)
         self.render_mode = render_mode
         self.observation_space = AnyText()
         self.action_space = AnyText()
-        self._chat_format = chat_format
         self._messages: list[Message] = []
-        self._stage: Stage | None = None
+        self._runtime: Stage | None = None
         self._schemas: Mapping[str, Any] | None = None  # of the tools' arguments, once they are needed
-        self._tools: list[dict[str, Any]] | None = None  # of a dataset's task, known once it has been started
+        self._tools: list[dict[str, Any]] | None = None  # once an episode has started
         self._clear()
 
     def _clear(self) -> None:
-        """Forget the last episode; its stage must have been left."""
+        """Forget the last episode; its runtime must have been left."""
         self._messages = []
         self._seed = -1
         self._running = False
@@ -125,20 +124,21 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
     @property
     def waits(self) -> bool:
         """True when a step mostly waits for other processes, so that many are best taken at the same time."""
-        return self.domain is None
+        return self.source.waits
 
     @property
     def tools(self) -> list[dict[str, Any]]:
         """The tools as OpenAI-function style dictionaries, in canonical order; new objects each time.
 
         Raises:
-            ActionError: a dataset's task that was never begun: its servers say what tools they have.
+            ActionError: a dataset's task before its first `reset`: only its servers know their tools.
         """
-        if self.domain is not None:
-            return domain_function_dicts(self.domain.tools)
+        known = self.source.tools(self.task)
+        if known is not None:
+            return known
         if self._tools is None:
             raise ActionError(f"tools of {self.task.uid}: its servers have not been started yet; call reset() first.")
-        return json.loads(json.dumps(self._tools))
+        return copy.deepcopy(self._tools)
 
     def abandoned(self, attempt: int, fault: EnvironmentFault) -> Episode:
         """The record of an episode that runs and is given up because its policy failed: void, and over."""
@@ -186,34 +186,26 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         """
         began = time.perf_counter()
         super().reset(seed=seed)
-        self._leave_stage()
+        self._leave_runtime()
         self._clear()
         self._seed = int(self.np_random.integers(2**63 - 1)) if seed is None else int(seed)
         try:
-            self._stage = self._new_stage()
+            self._runtime = self.source.start(self.task, self._options, self._seed)
         except EnvironmentFault as fault:
             self._void(fault, began)
             raise
         self._running = True
-        if self.domain is None:
-            self._tools, self._schemas = self._stage.tools, None
-        self._num_calls = sum(len(said.calls) for said in self._stage.opening if isinstance(said, Turn))
-        self._say(*self._stage.opening)
+        self._tools, self._schemas = self._runtime.tools, None
+        self._num_calls = sum(len(said.calls) for said in self._runtime.opening if isinstance(said, Turn))
+        self._say(*self._runtime.opening)
         info = {
             "uid": self.task.uid,
             "messages": to_chat(self._messages),
-            "tools": self.tools,
+            "tools": self._runtime.tools,
             "finish_reason": None,
         }
         self._seconds += time.perf_counter() - began
-        return self._stage.opening[-1].text, info
-
-    def _new_stage(self) -> Stage:
-        if self.domain is not None:
-            return BuiltInStage(self.task, self.domain, self._options, self._seed)
-        from tbx_envs.stages.dataset import DatasetStage
-
-        return DatasetStage(self.task, self._options, self._seed)
+        return self._runtime.opening[-1].text, info
 
     def step(self, action: str | Turn) -> Step:
         """Take what the policy wrote: raw text in the environment's chat format, or a turn read already.
@@ -267,7 +259,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         if isinstance(action, str):
             if self._schemas is None:
                 self._schemas = schemas_of(self.tools)
-            turn = interpret(str(action), self._chat_format, first_call=self._num_calls, schemas=self._schemas)
+            turn = interpret(str(action), self._options.chat_format, first_call=self._num_calls, schemas=self._schemas)
         elif isinstance(action, Turn):
             turn = _with_ids(action, self._num_calls)
         else:
@@ -298,8 +290,8 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
 
     def _calls_that_end(self, turn: Turn) -> bool:
         """True when a call of the turn ends the conversation: then none of its calls is executed."""
-        assert self._stage is not None
-        ending = [call for call in turn.calls if isinstance(call, ToolCall) and call.name in self._stage.ends_turn]
+        assert self._runtime is not None
+        ending = [call for call in turn.calls if isinstance(call, ToolCall) and call.name in self._runtime.ends_turn]
         for call in ending:
             self._usage["tool_calls"] += 1
             self._say(ToolResult(call.id, call.name, ""))
@@ -318,27 +310,27 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
 
     def _call(self, call: ToolCall | BadCall) -> tuple[ToolResult, str | None]:
         """The result of a call, and what the user is told of it at once."""
-        assert self._stage is not None
+        assert self._runtime is not None
         self._usage["tool_calls"] += 1
         if isinstance(call, BadCall):
             self._usage["invalid_calls"] += 1
             return ToolResult(call.id, "", f"{call.problem}", "invalid"), None
         try:
-            answer = self._stage.call(call.name, call.arguments)
+            answer = self._runtime.call(call.name, call.arguments)
         except TbxError:
             raise
         except Exception as error:  # the episode boundary: a session that crashes voids the episode
             raise ToolFault(_unexpected(self.task, f"the call of {call.name}", error)) from error
         if answer.status != "ok":
-            self._usage[f"{answer.status}_calls"] += 1
+            self._usage[_COUNTED_AS[answer.status]] += 1
         return ToolResult(call.id, call.name, answer.text, answer.status), answer.direct
 
     def _ask_user(self) -> FinishReason | None:
-        assert self._stage is not None
-        user, may_end = self._stage.user, self._stage.user_may_end
+        assert self._runtime is not None
+        user, may_end = self._runtime.user, self._runtime.user_may_end
         if user is None:
             return FinishReason.NO_USER
-        if self._usage["user_turns"] >= self._stage.user_turns:
+        if self._usage["user_turns"] >= self._runtime.user_turns:
             return FinishReason.USER_LIMIT
         self._usage["user_turns"] += 1
         try:
@@ -354,17 +346,17 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
 
     def _end(self, reason: FinishReason) -> None:
         """Run the check and end the episode."""
-        assert self._stage is not None
+        assert self._runtime is not None
         self._finish_reason = reason
         try:
-            self._evidence = self._stage.evidence(self.transcript)
-            self._report = self._stage.check(self.transcript, self._evidence)
+            self._evidence = self._runtime.evidence(self.transcript)
+            self._report = self._runtime.check(self.transcript, self._evidence)
         except (EnvironmentFault, ConfigError):
             raise
         except Exception as error:  # the episode boundary: a check that crashes says neither yes nor no
             raise CheckFault(_unexpected(self.task, "the check", error)) from error
         self._running = False
-        self._leave_stage()
+        self._leave_runtime()
 
     # --- around an episode ----------------------------------------------------------------------------------
 
@@ -374,21 +366,21 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             print(transcript_text(messages))
 
     def _void(self, fault: EnvironmentFault, began: float) -> None:
-        """The episode is void: no reward, and its stage, in an unknown state, is never used again."""
+        """The episode is void: no reward, and its runtime, in an unknown state, is never used again."""
         self._running = False
         self._report = None
         self._fault = Fault(fault.kind, str(fault))
         self._seconds += time.perf_counter() - began
-        if self._stage is not None:
-            self._usage |= self._stage.usage
-            self._stage.discard(fault.kind)
-            self._stage = None
+        if self._runtime is not None:
+            self._usage |= self._runtime.usage
+            self._runtime.discard(fault.kind)
+            self._runtime = None
 
-    def _leave_stage(self) -> None:
-        if self._stage is not None:
-            self._usage |= self._stage.usage
-            self._stage.close()
-            self._stage = None
+    def _leave_runtime(self) -> None:
+        if self._runtime is not None:
+            self._usage |= self._runtime.usage
+            self._runtime.close()
+            self._runtime = None
 
     def render(self) -> str | None:
         """The transcript for `ansi`; None otherwise, since `human` prints as it goes."""
@@ -398,27 +390,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         """Give everything back; a second call does nothing. `reset` may still be called afterwards."""
         if self._running:
             self._clear()
-        self._leave_stage()
-
-
-def _stage_options(given: Mapping[str, Any]) -> StageOptions:
-    try:
-        return StageOptions(**given)
-    except TypeError:
-        known = [field.name for field in dataclasses.fields(StageOptions)]
-        unknown = [name for name in given if name not in known]
-        near = did_you_mean(unknown[0], known)
-        raise ActionError(f"ToolEnv has no option {unknown[0]!r}.{near} Its options: {', '.join(known)}.") from None
-
-
-def _task_and_domain(uid: str) -> tuple[Task | DatasetTask, Domain | None]:
-    """The task, and its domain when it is one of ours. A uid of a dataset has a colon (`file.py:test`)."""
-    if ":" in uid:
-        from tbx_envs.datasets import dataset_of
-
-        return dataset_of(uid).task(uid), None
-    task = load_domain(uid.partition("/")[0]).task(uid)
-    return task, load_domain(task.domain)
+        self._leave_runtime()
 
 
 def _with_ids(turn: Turn, first: int) -> Turn:
@@ -447,5 +419,5 @@ def _report_dict(report: CheckReport) -> dict[str, Any]:
     return {"passed": report.passed, "check": report.check, "differences": list(report.differences)}
 
 
-def _unexpected(task: Task | DatasetTask, what: str, error: Exception) -> str:
+def _unexpected(task: AnyTask, what: str, error: Exception) -> str:
     return f"task {task.uid}: {what} raised {type(error).__name__}: {error}. The episode is void; fix it."

@@ -15,7 +15,7 @@
       CheckpointError    weights or state on disk do not fit the model
       ShapeError         arrays that cannot go together
 
-A *refusal* is not in this tree on purpose: a tool that says no (`tbx_envs.toolbox.ToolRefusal`) answers the
+A *refusal* is not in this tree on purpose: a tool that says no (`tbx_envs.tools.tool.ToolRejection`) answers the
 model. A message says what was asked, what is there, and what to do.
 """
 
@@ -72,7 +72,7 @@ class PolicyFault(EnvironmentFault):
 
 
 class EndpointError(TbxError):
-    """A model server did not give a usable answer. Players, users and judges turn it into the fault of theirs."""
+    """A model server did not give a usable answer. Agents, users and judges turn it into the fault of theirs."""
 
 
 class EndpointRefused(EndpointError):

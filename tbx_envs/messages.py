@@ -90,13 +90,13 @@ class ToolResult:
         call_id: of the `ToolCall` or `BadCall` answered.
         name: of the tool, or "" for a call that could not be read.
         text: what the model reads.
-        status: `ok`; `refused` (the tool said no); `invalid` (unreadable call, unknown tool, wrong arguments).
+        status: `ok`; `rejected` (the tool said no); `invalid` (unreadable call, unknown tool, wrong arguments).
     """
 
     call_id: str
     name: str
     text: str
-    status: Literal["ok", "refused", "invalid"] = "ok"
+    status: Literal["ok", "rejected", "invalid"] = "ok"
 
 
 Message = Text | Turn | ToolResult

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from jaxtyping import Bool, Float32
 
+from tbx_envs.agents import Attempt
 from tbx_envs.errors import EnvironmentFault
-from tbx_envs.policies import Attempt
 from tbx_envs.seeding import derive
 from tbx_jax.advantages import group_has_signal
 from tbx_jax.config import AlgoConfig
@@ -130,8 +130,7 @@ def _roll_round(roll: Roll, uids: Sequence[str], *, algo: AlgoConfig, seed: int)
     num_voids = 0
     for retry in range(1 + algo.max_void_retries):
         attempts = [
-            Attempt(uid=uid, attempt=member, seed=derive(seed, "attempt", uid, member, retry))
-            for uid, member in missing
+            Attempt(uid=uid, index=member, seed=derive(seed, "attempt", uid, member, retry)) for uid, member in missing
         ]
         rollouts = list(roll(attempts)) if attempts else []
         voids = [rollout for rollout in rollouts if rollout.episode.fault is not None]

@@ -17,16 +17,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from tbx_envs.agents import Attempt
 from tbx_envs.chat.interpretation import interpret, schemas_of
 from tbx_envs.chat.ledger import TokenLedger
 from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.episode import Episode, FinishReason
 from tbx_envs.errors import ConfigError
 from tbx_envs.messages import Turn
-from tbx_envs.policies import Attempt
 from tbx_envs.vector import EpisodeSlots, SlotOutcome
 from tbx_jax.models import Params
-from tbx_jax.sampler import SampledTurn, Sampler
+from tbx_jax.sampler.sampler import SampledTurn, Sampler
 from tbx_jax.trajectory import Trajectory, trajectory_of
 
 
@@ -76,7 +76,7 @@ class _Live:
         attempts.
         """
         self.num_turns += 1
-        return (self.attempt.uid, self.attempt.attempt, self.attempt.seed, self.num_turns - 1)
+        return (self.attempt.uid, self.attempt.index, self.attempt.seed, self.num_turns - 1)
 
 
 def run_attempts(
@@ -222,7 +222,7 @@ class _Table:
         live = self.live.pop(slot)
         if len(live.ledger):
             self.sampler.free(slot)
-        episode = self.slots.episode(slot, live.attempt.attempt)
+        episode = self.slots.episode(slot, live.attempt.index)
         num_sampled = int(live.ledger.wrote.sum())
         counts = {"sampled_tokens": num_sampled, "given_tokens": len(live.ledger) - num_sampled}
         episode = dataclasses.replace(episode, usage={**episode.usage, **counts})

@@ -25,14 +25,15 @@ from typing import Any
 
 import numpy as np
 
-from tbx_envs.campaign_files import write_json
 from tbx_envs.chat.template import ChatTemplate
-from tbx_envs.datasets.guard import MARK, benchmark_uids, is_marked_policy
+from tbx_envs.commands.environments import episode_options, opened_endpoints
 from tbx_envs.episode import FinishReason
 from tbx_envs.errors import ConfigError, EnvironmentFault
-from tbx_envs.pool import load_pool, refuse_heldout
-from tbx_envs.provenance import mark_provenance
-from tbx_envs.task_lists import select_tasks
+from tbx_envs.evaluation.files import write_json
+from tbx_envs.evaluation.pool import load_pool, refuse_heldout
+from tbx_envs.evaluation.provenance import mark_provenance
+from tbx_envs.evaluation.task_lists import select_tasks
+from tbx_envs.thinkingbox.dataset.guard import MARK, benchmark_uids, is_marked_policy
 from tbx_envs.vector import EpisodeSlots
 from tbx_jax.advantages import group_advantages
 from tbx_jax.batching import Batch, build_batch, length_buckets
@@ -40,7 +41,6 @@ from tbx_jax.checkpoint import Checkpoints, Progress, refuse_changed_config
 from tbx_jax.compilation import enable_compilation_cache
 from tbx_jax.config import AlgoConfig, TrainConfig
 from tbx_jax.console import StepLines
-from tbx_jax.environments import environment_options, opened_endpoints
 from tbx_jax.groups import Collected, Group, collect_groups
 from tbx_jax.learner import LearnerState, build_learner
 from tbx_jax.losses import PolicyMetrics
@@ -48,9 +48,9 @@ from tbx_jax.mesh import build_mesh
 from tbx_jax.metrics_log import MetricsLog, read_metrics
 from tbx_jax.models import compute_params
 from tbx_jax.plan import TaskPlan
+from tbx_jax.policies.weights import load_policy, policy_folder, save_policy
 from tbx_jax.rollout import Stopwatch, run_attempts
-from tbx_jax.sampler import Sampler
-from tbx_jax.weights import load_policy, policy_folder, save_policy
+from tbx_jax.sampler.sampler import Sampler
 
 
 def run(config: TrainConfig) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def run(config: TrainConfig) -> dict[str, Any]:
     """
     enable_compilation_cache()
     with opened_endpoints(judge=config.judge, user=config.user) as endpoints:
-        options = environment_options(config.environment, config.judge, config.user, endpoints)
-        with contextlib.closing(EpisodeSlots(config.sampling.episodes_in_flight, **options)) as slots:
+        options = episode_options(config, endpoints)
+        with contextlib.closing(EpisodeSlots(config.sampling.episodes_in_flight, options)) as slots:
             return train(config, tasks_to_train_on(config), slots)
 
 

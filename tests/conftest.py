@@ -21,8 +21,8 @@ HERE = pathlib.Path(__file__).parent
 # Files and folders whose tests may meet a search service: servers of datasets know it by a fixed port, and it ends with
 # the process that opened it.
 EPISODES_OF_DATASETS = (
-    *("tbx_envs/backends", "tbx_envs/datasets", "tbx_envs/serving", "tbx_envs/stages", "tbx_envs/test_registration.py"),
-    *("tbx_jax/test_benchmark_marks.py", "tbx_jax/test_interrupts.py", "tbx_jax/test_task_commands.py"),
+    *("tbx_envs/thinkingbox", "tbx_envs/commands/test_tasks.py", "tbx_envs/test_registration.py"),
+    *("tbx_jax/test_benchmark_marks.py", "tbx_jax/test_interrupts.py"),
 )
 # Groups that take longest, in this order, so that no worker is left with one at the end.
 LONGEST_FIRST = ("episodes", "test_sampler", "test_train", "test_domain_contract", "test_cli")
@@ -54,9 +54,29 @@ def search_service_in_its_group_only(request, monkeypatch):
     """Says so where a test opens the search service beside the tests that have its port."""
     if group_of(request.path) == "episodes":
         return
-    from tbx_envs.serving import search_service
+    from tbx_envs.thinkingbox.search import search_service
 
     def refuse(*arguments, **options):
         pytest.fail(f"{request.path} opens the search service: add it to EPISODES_OF_DATASETS in tests/conftest.py")
 
     monkeypatch.setattr(search_service, "ensure_search_service", refuse)
+
+
+@pytest.fixture
+def bikeshop(monkeypatch):
+    """Our small dataset, registered, as if one task of it were of the benchmark: the path of its checkout."""
+    from gymnasium.envs.registration import registry
+
+    from tbx_envs.thinkingbox import dataset as datasets
+    from tbx_envs.thinkingbox.dataset import benchmark
+
+    for name in ("_registered", "_owners", "_broken"):
+        monkeypatch.setattr(datasets, name, {})
+    before = dict(registry)
+    keys = benchmark.parse_lock(f"rentals_main.py:test_end_rental {'0' * 64} {'0' * 64}\n")
+    monkeypatch.setattr("tbx_envs.thinkingbox.dataset.assembly.benchmark_keys", lambda: keys)
+    path = HERE / "data" / "bikeshop"
+    datasets.register_dataset(path)
+    yield path
+    registry.clear()
+    registry.update(before)

@@ -15,7 +15,7 @@ before = dict(os.environ), list(logging.getLogger().handlers), threading.active_
 names = []
 for package in (tbx_envs, tbx_jax):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if module.name.startswith("tbx_envs.checks.worker."):  # a program of its own, which imports from its own folder
+        if module.name.startswith("tbx_envs.thinkingbox.grading.worker."):  # a program of its own
             continue
         importlib.import_module(module.name)
         names.append(module.name)

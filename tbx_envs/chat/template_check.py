@@ -58,7 +58,7 @@ def _probe_conversation(reasoning: bool) -> tuple[Message, ...]:
         ToolResult("call_0", "find", '[{"id": 1}]'),
         ToolResult("call_1", "note", "ok"),
         turn("Closing.", _CALLS[2]),
-        ToolResult("call_2", "close", "refused: closed already", "refused"),
+        ToolResult("call_2", "close", "refused: closed already", "rejected"),
         turn("", _UNREADABLE),
         ToolResult("call_3", "", "The call breaks off.", "invalid"),
         turn("It is closed already. Anything else?"),

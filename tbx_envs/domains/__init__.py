@@ -1,7 +1,7 @@
 """Built-in domains: what one consists of, and finding one by name.
 
 A domain is a folder with the same files in each (`docs/tasks.md`): `tables`, `generate`, `tools`, `server`,
-`policy.md`, `families`, `scripted`, `tasks.lock`. Its `__init__` exposes `DOMAIN`. Domains never import each other.
+`rules.md`, `families`, `scripted`, `tasks.lock`. Its `__init__` exposes `DOMAIN`. Domains never import each other.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 from sqlalchemy import MetaData
 
-from tbx_envs.clock import WorldClock
 from tbx_envs.errors import DomainError, did_you_mean
 from tbx_envs.messages import Message, Turn
 from tbx_envs.task import ExpectedCall, Task
-from tbx_envs.toolbox import Tool
+from tbx_envs.tools.clock import WorldClock
+from tbx_envs.tools.tool import Tool
 
 NAMES = ("clinic",)
 
@@ -40,7 +40,7 @@ class Topic:
 
 # A scripted agent: yields turns, is sent the messages that answer each (results of its calls, in order, or the
 # user's words), and returns after its last turn.
-ScriptedAgent = Generator[Turn, Sequence[Message], None]
+AgentTurns = Generator[Turn, Sequence[Message], None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Family:
         build: (number, split) -> the task. Any number gives a task; only the frozen ones are registered.
         near_misses: task -> label -> expected calls with one fault each (a wrong argument, one call missing, one
             call too many); every one must fail the check.
-        scripted: (task, rng, lapse) -> an agent that follows the policy, except that at each decision it breaks the
-            stated rule with probability `lapse * task.labels["pressure"]`.
+        scripted: (task, rng, error_rate) -> an agent that follows the rules, except that at each decision it breaks
+            the stated one with probability `error_rate * task.labels["pressure"]`.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Family:
     num_heldout: int
     build: Callable[[int, str], Task]
     near_misses: Callable[[Task], Mapping[str, tuple[ExpectedCall, ...]]]
-    scripted: Callable[[Task, random.Random, float], ScriptedAgent]
+    scripted: Callable[[Task, random.Random, float], AgentTurns]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Domain:
         version: of its tasks; must be raised with any change of text or grading (`tasks.lock` notices).
         metadata: its tables. A column with `info={"unstable": True}` is left out of checks.
         tools: in canonical order.
-        policy: the rules the agent must follow, as it reads them.
+        rules: the rules the agent must follow, as it reads them.
         clock: the time inside every world of the domain.
         topics: topic -> how a user is asked for it, and answers.
         consents: topic -> pattern that finds a request to confirm it in the agent's words.
@@ -89,7 +89,7 @@ class Domain:
     version: int
     metadata: MetaData
     tools: tuple[Tool, ...]
-    policy: str
+    rules: str
     clock: WorldClock
     topics: Mapping[str, Topic]
     consents: Mapping[str, str]

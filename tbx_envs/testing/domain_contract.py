@@ -26,20 +26,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
-from tbx_envs.backends import Answer
-from tbx_envs.backends.calls import answer_call
-from tbx_envs.checks.state import check_state
 from tbx_envs.domains import NAMES, Domain, Family, load_domain
 from tbx_envs.domains.lock import FILE_NAME, lock_text, parse_lock
-from tbx_envs.env import ToolEnv
-from tbx_envs.episode import FinishReason
-from tbx_envs.errors import DomainError, EnvironmentFault, ToolFault
-from tbx_envs.messages import DONE_MARK, ToolCall, Transcript, Turn
-from tbx_envs.rendering import transcript_text
-from tbx_envs.seeding import rng
-from tbx_envs.task import ExpectedCall, Task, content_hash
-from tbx_envs.toolbox import Tool
-from tbx_envs.worlds import (
+from tbx_envs.domains.runtime import DomainSource
+from tbx_envs.domains.state_check import check_state
+from tbx_envs.domains.worlds import (
     WorldTemplate,
     digest,
     domain_tools,
@@ -48,6 +39,16 @@ from tbx_envs.worlds import (
     rows_of,
     template_for,
 )
+from tbx_envs.env import ToolEnv
+from tbx_envs.episode import FinishReason
+from tbx_envs.errors import DomainError, EnvironmentFault, ToolFault
+from tbx_envs.messages import DONE_MARK, ToolCall, Transcript, Turn
+from tbx_envs.rendering import transcript_text
+from tbx_envs.seeding import rng
+from tbx_envs.task import ExpectedCall, Task, content_hash
+from tbx_envs.tools.calls import answer_call
+from tbx_envs.tools.session import Answer
+from tbx_envs.tools.tool import Tool
 
 MAX_IDLE_SHARE = 0.02
 _MAX_SHOWN = 40
@@ -74,7 +75,7 @@ def check_domain(domain: str | Domain, *, uids: Sequence[str] | None = None) -> 
 
 def find_problems(domain: Domain, *, uids: Sequence[str] | None = None) -> list[str]:
     """The problems that `check_domain` would list, in the order found; empty when there are none."""
-    problems = [*_problems_of_tools(domain.tools), *_problems_of_text("the policy", domain.policy)]
+    problems = [*_problems_of_tools(domain.tools), *_problems_of_text("the rules", domain.rules)]
     tasks: list[Task] = []
     for uid in domain.uids() if uids is None else uids:
         try:
@@ -277,9 +278,9 @@ def _problems_of_near_misses(template: WorldTemplate) -> Iterator[str]:
 
 
 def _problems_of_conversation(task: Task, domain: Domain) -> Iterator[str]:
-    """The expected calls, and the scripted agent without a lapse, through the environment itself."""
+    """The expected calls, and the scripted agent without errors, through the environment itself."""
     env = ToolEnv(task.uid)
-    env.task, env.domain = task, domain  # of the record that is checked, which may not be a registered one
+    env.source, env.task = DomainSource(domain), task  # the record that is checked may not be a registered one
     oracle = (Turn(calls=(ToolCall("", call.tool, call.arguments),)) for call in task.expected_calls)
     try:
         env.reset(seed=0)
@@ -287,16 +288,15 @@ def _problems_of_conversation(task: Task, domain: Domain) -> Iterator[str]:
             env.step(turn)
         if env.episode(0).reward != 1.0:
             yield f"task {task.uid}: the expected calls get no reward from the environment."
-        yield from _problems_of_scripted(env)
+        yield from _problems_of_scripted(env, domain, task)
     except EnvironmentFault as fault:
         yield f"task {task.uid}: a fault in the environment: {fault}"
     finally:
         env.close()
 
 
-def _problems_of_scripted(env: ToolEnv) -> Iterator[str]:
-    task = env.task
-    agent = env.domain.families[task.family].scripted(task, rng(0, "contract", task.uid), 0.0)
+def _problems_of_scripted(env: ToolEnv, domain: Domain, task: Task) -> Iterator[str]:
+    agent = domain.families[task.family].scripted(task, rng(0, "contract", task.uid), 0.0)
     env.reset(seed=0)
     answers: Transcript | None = None  # a generator is first sent None
     ended = False
@@ -316,7 +316,7 @@ def _problems_of_scripted(env: ToolEnv) -> Iterator[str]:
     assert episode.report is not None
     if episode.reward != 1.0 or episode.finish_reason is not FinishReason.DONE:
         yield (
-            f"task {task.uid}: the scripted agent without a lapse ended with {episode.finish_reason}, reward "
+            f"task {task.uid}: the scripted agent without errors ended with {episode.finish_reason}, reward "
             f"{episode.reward:g}: {'; '.join(episode.report.differences)}\n{_indented(episode.transcript[1:])}"
         )
 
@@ -368,7 +368,7 @@ def lock_hash(task: Task, domain: Domain) -> str:
 def _texts(domain: Domain) -> str:
     tools = [[tool.name, tool.description, tool.input_schema] for tool in domain.tools]
     topics = {name: [topic.pattern, *topic.phrasings] for name, topic in domain.topics.items()}
-    return json.dumps([domain.policy, tools, topics, dict(domain.consents)], sort_keys=True)
+    return json.dumps([domain.rules, tools, topics, dict(domain.consents)], sort_keys=True)
 
 
 def lock_hashes(domain: Domain) -> dict[str, str]:

@@ -28,14 +28,14 @@ from sqlalchemy import (
     update,
 )
 
-from tbx_envs.clock import WorldClock
-from tbx_envs.domains import Domain, Family, ScriptedAgent, Topic
+from tbx_envs.domains import AgentTurns, Domain, Family, Topic
 from tbx_envs.messages import DONE_MARK, ToolCall, Turn
 from tbx_envs.task import ExpectedCall, Task, UserContext
-from tbx_envs.toolbox import Tool, ToolContext, ToolRefusal, tool
+from tbx_envs.tools.clock import WorldClock
+from tbx_envs.tools.tool import Tool, ToolContext, ToolRejection, tool
 
 CLOCK = WorldClock(datetime.datetime(2031, 5, 6, 9, 0))
-POLICY = "You take orders at a kiosk. Ask for the pickup code before you order. End with <DONE>."
+RULES = "You take orders at a kiosk. Ask for the pickup code before you order. End with <DONE>."
 
 METADATA = MetaData()
 ITEMS = Table(
@@ -82,13 +82,13 @@ def place_order(
     """Order an item for pickup."""
     stock = context.db.scalar(select(ITEMS.c.stock).where(ITEMS.c.item == item))
     if stock is None:
-        raise ToolRefusal(f"The kiosk does not sell '{item}'.")
+        raise ToolRejection(f"The kiosk does not sell '{item}'.")
     number = len(context.db.execute(select(ORDERS.c.order_id)).all()) + 1
     order = {"order_id": f"O{number}", "item": item, "quantity": quantity, "code": code, "status": "open"}
     context.db.execute(insert(ORDERS), {**order, "attempts": number})
     context.db.execute(insert(NOTES), {"text": f"order for {code}"})
     if quantity < 1 or quantity > stock:  # after two writes on purpose: a refusal must undo them
-        raise ToolRefusal(f"{quantity} of '{item}' cannot be ordered; {stock} are left.")
+        raise ToolRejection(f"{quantity} of '{item}' cannot be ordered; {stock} are left.")
     context.db.execute(update(ITEMS).where(ITEMS.c.item == item).values(stock=stock - quantity))
     return {"order_id": order["order_id"], "left": stock - quantity}
 
@@ -98,7 +98,7 @@ def cancel_order(context: ToolContext, *, order_id: Annotated[str, "Id of the or
     """Cancel an open order."""
     changed = context.db.execute(update(ORDERS).where(ORDERS.c.order_id == order_id).values(status="cancelled"))
     if changed.rowcount == 0:
-        raise ToolRefusal(f"There is no order '{order_id}'.")
+        raise ToolRejection(f"There is no order '{order_id}'.")
     return "cancelled"
 
 
@@ -124,7 +124,7 @@ def build_kiosk(name: str = "kiosk", *, tools: tuple[Tool, ...] = (), **task_cha
         version=1,
         metadata=METADATA,
         tools=(*TOOLS, *tools),
-        policy=POLICY,
+        rules=RULES,
         clock=CLOCK,
         topics={
             "code": Topic(r"\bcode\b", ("My code is {value}.", "{value}.", "It is {value}.")),
@@ -182,11 +182,11 @@ def _near_misses(task: Task) -> dict[str, tuple[ExpectedCall, ...]]:
     return {"wrong code": (*reads, wrong), "no order": tuple(reads), "ordered twice": (*reads, order, order)}
 
 
-def _scripted(task: Task, random_: random.Random, lapse: float) -> ScriptedAgent:
-    """Asks for the code, unless it lapses and makes one up."""
+def _scripted(task: Task, random_: random.Random, error_rate: float) -> AgentTurns:
+    """Asks for the code, unless it errs and makes one up."""
     order = task.expected_calls[-1]
     code = "0000"
-    if random_.random() >= lapse * task.labels["pressure"]:
+    if random_.random() >= error_rate * task.labels["pressure"]:
         answer = yield Turn("What is your pickup code?")
         code = next(word.strip(".") for word in answer[0].text.split() if word.strip(".").isdigit())
     yield Turn(calls=(ToolCall("", order.tool, {**order.arguments, "code": code}),))

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator
 
 from tbx_envs.chat.reasoning import split_reasoning
-from tbx_envs.costs import NOTHING_USED, TokenUsage
-from tbx_envs.endpoint_answers import Completion
-from tbx_envs.endpoints import ChatEndpoint
+from tbx_envs.endpoints.client import ChatEndpoint
+from tbx_envs.endpoints.costs import NOTHING_USED, TokenUsage
+from tbx_envs.endpoints.responses import Completion
 from tbx_envs.errors import ConfigError, EndpointError, EndpointRefused, UserFault
 from tbx_envs.messages import DONE_MARK, Text, Transcript, Turn
 from tbx_envs.seeding import derive

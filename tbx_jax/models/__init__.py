@@ -17,9 +17,9 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tbx_envs.errors import ShapeError
-from tbx_jax.cache import NO_TOKEN, Cache, append, states_of
 from tbx_jax.config import ModelConfig
 from tbx_jax.models.attention import Cached, Fresh, InPlace
+from tbx_jax.models.cache import NO_TOKEN, Cache, append, states_of
 from tbx_jax.models.decoder import Decoder
 from tbx_jax.models.hybrid import HybridDecoder, empty_buffer
 
@@ -215,7 +215,7 @@ def append_fresh(
     num_new_b: Int[Array, "b"],
     slot_b: Int[Array, "b"] | None = None,
 ) -> Cache:
-    """`tbx_jax.cache.append` of all that was computed freshly."""
+    """`tbx_jax.models.cache.append` of all that was computed freshly."""
     return append(cache, fresh.keys_lbjkh, fresh.values_lbjkh, tokens_bj, num_new_b, slot_b, fresh.states)
 
 

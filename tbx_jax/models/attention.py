@@ -23,8 +23,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from tbx_jax.cache import DeltaState
 from tbx_jax.config import RopeScaling
+from tbx_jax.models.cache import DeltaState
 
 _MASKED = -1e30  # finite, so that a difference of two masked scores is not NaN
 _BLOCK = 128  # positions that are read together in place; of 64 to 512 the fastest on CPUs, for small and large models

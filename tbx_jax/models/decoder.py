@@ -20,9 +20,9 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tbx_envs.errors import ConfigError
-from tbx_jax.cache import NO_TOKEN
 from tbx_jax.config import ModelConfig
 from tbx_jax.models.attention import Cached, Fresh, InPlace, attention, rotary_angles, rotate
+from tbx_jax.models.cache import NO_TOKEN
 
 _EMBEDDING_STD = 0.02
 

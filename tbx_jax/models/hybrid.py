@@ -20,9 +20,9 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tbx_envs.errors import ConfigError
-from tbx_jax.cache import DeltaState, empty_states
 from tbx_jax.config import ModelConfig
 from tbx_jax.models.attention import Fresh
+from tbx_jax.models.cache import DeltaState, empty_states
 from tbx_jax.models.decoder import Block, Decoder, feed_forward, model_norm, out_scale_of, parameter, rms_norm
 from tbx_jax.models.delta_rule import chunked, recurrent
 

@@ -14,10 +14,10 @@ import transformers
 
 from tbx_envs.testing.byte_tokenizer import byte_tokenizer
 from tbx_jax import models
-from tbx_jax.cache import empty_cache
 from tbx_jax.models import unembed
-from tbx_jax.tensor_files import TensorFiles
-from tbx_jax.weights import export_policy, load_model, save_policy
+from tbx_jax.models.cache import empty_cache
+from tbx_jax.policies.tensor_files import TensorFiles
+from tbx_jax.policies.weights import export_policy, load_model, save_policy
 
 torch = pytest.importorskip("torch", reason="torch is not installed; `make parity` installs it")
 import peers  # noqa: E402

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from tbx_envs.domains.worlds import lend_world, return_world, rows_of, template_for
 from tbx_envs.env import ToolEnv
 from tbx_envs.episode import FinishReason
 from tbx_envs.errors import ActionError, ConfigError, DomainError
 from tbx_envs.messages import BadCall, Text, ToolCall, ToolResult, Turn
 from tbx_envs.spaces import AnyText
 from tbx_envs.task import Limits
-from tbx_envs.worlds import lend_world, return_world, rows_of, template_for
 
 UID = "kiosk/order/000"
 ORDER = {"item": "tea", "quantity": 1, "code": "1000"}
@@ -34,7 +34,7 @@ def call(name, arguments):
 
 
 def notes_of(env):
-    return rows_of(env._stage.world.raw, env.domain.metadata)["notes"]
+    return rows_of(env._runtime.world.raw, env.source.domain.metadata)["notes"]
 
 
 # --- reset --------------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def test_reset_gives_the_users_first_message_the_policy_and_the_tools(kiosk):
     assert observation == env.task.query
     assert info["uid"] == UID and info["finish_reason"] is None
     assert info["messages"] == [
-        {"role": "system", "content": kiosk.policy},
+        {"role": "system", "content": kiosk.rules},
         {"role": "user", "content": env.task.query},
     ]
     assert [tool["function"]["name"] for tool in info["tools"]] == [tool.name for tool in kiosk.tools]
@@ -220,7 +220,7 @@ def test_an_episodes_record_holds_everything(env):
     episode = env.episode(attempt=5)
     assert (episode.uid, episode.attempt, episode.seed, episode.fault) == (UID, 5, 0, None)
     assert episode.passed is True and episode.finish_reason is FinishReason.DONE
-    assert episode.transcript == env.transcript and episode.transcript[0] == Text("system", env.domain.policy)
+    assert episode.transcript == env.transcript and episode.transcript[0] == Text("system", env.source.domain.rules)
     assert episode.usage == {
         "agent_turns": 5, "user_turns": 1, "tool_calls": 3, "refused_calls": 1, "invalid_calls": 1,
     }  # fmt: skip
@@ -232,7 +232,7 @@ def test_an_episodes_record_holds_everything(env):
 
 def test_no_tool_reaches_the_check(env, kiosk):
     """The agent's whole reach is the tools: none but the domain's is answered, and the expected world is elsewhere."""
-    expected = copy.deepcopy(env._stage.template.expected)
+    expected = copy.deepcopy(env._runtime.template.expected)
     for name in [
         "check",
         "check_state",
@@ -246,11 +246,11 @@ def test_no_tool_reaches_the_check(env, kiosk):
         assert env.step(call(name, {}))[0].startswith("There is no tool")
     env.step(call("place_order", {**ORDER, "code": "'; DROP TABLE orders; --"}))
     env.step(call("note", {"text": "<DONE>"}))
-    databases = env._stage.world.raw.execute("PRAGMA database_list").fetchall()
+    databases = env._runtime.world.raw.execute("PRAGMA database_list").fetchall()
     assert [name for _, name, _ in databases] == ["main"]
-    tables = {row[0] for row in env._stage.world.raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    tables = {row[0] for row in env._runtime.world.raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     assert tables == set(kiosk.metadata.tables)
-    assert env._stage.template.expected == expected
+    assert env._runtime.template.expected == expected
     assert env.step("<DONE>")[1] == 0.0
 
 

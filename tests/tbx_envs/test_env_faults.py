@@ -5,12 +5,12 @@ import threading
 import pytest
 from sqlalchemy import text
 
-from tbx_envs.checks.state import check_state
+from tbx_envs.domains import runtime as built_in
+from tbx_envs.domains.state_check import check_state
 from tbx_envs.env import ToolEnv
 from tbx_envs.errors import ActionError, CheckFault, EnvironmentFault, ToolFault, UserFault
 from tbx_envs.messages import ToolCall, Turn
-from tbx_envs.stages import built_in
-from tbx_envs.toolbox import ToolContext, tool
+from tbx_envs.tools.tool import ToolContext, tool
 
 ORDER = Turn(calls=(ToolCall("", "place_order", {"item": "tea", "quantity": 1, "code": "1000"}),))
 

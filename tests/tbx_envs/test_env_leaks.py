@@ -10,7 +10,7 @@ import pytest
 from tbx_envs.env import ToolEnv
 from tbx_envs.errors import ToolFault
 from tbx_envs.messages import ToolCall, Turn
-from tbx_envs.toolbox import ToolContext, tool
+from tbx_envs.tools.tool import ToolContext, tool
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 

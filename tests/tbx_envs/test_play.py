@@ -1,8 +1,8 @@
 import pytest
 
 from tbx_envs.env import ToolEnv
+from tbx_envs.evaluation.task_lists import find_task
 from tbx_envs.play import play
-from tbx_envs.task_lists import find_task
 
 
 @pytest.fixture

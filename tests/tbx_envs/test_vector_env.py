@@ -9,7 +9,8 @@ from tbx_envs.env import ToolEnv
 from tbx_envs.errors import ActionError, DomainError
 from tbx_envs.messages import Text, ToolCall, ToolResult, Turn
 from tbx_envs.registration import env_id, frozen_uids
-from tbx_envs.toolbox import ToolContext, tool
+from tbx_envs.runtime import EpisodeOptions
+from tbx_envs.tools.tool import ToolContext, tool
 from tbx_envs.vector import EpisodeSlots, ToolVectorEnv
 
 
@@ -39,7 +40,7 @@ def slots(kiosk):
 
 def test_a_started_slot_gives_what_the_policy_reads_first(slots, kiosk):
     outcome = slots.start(0, "kiosk/order/001", seed=4)
-    assert outcome.messages == (Text("system", kiosk.policy), Text("user", slots.env(0).task.query))
+    assert outcome.messages == (Text("system", kiosk.rules), Text("user", slots.env(0).task.query))
     assert (outcome.ended, outcome.fault) == (False, None)
     assert slots.tools(0) == ToolEnv("kiosk/order/001").tools
 
@@ -95,7 +96,7 @@ def test_a_fault_at_the_start_is_an_outcome_too(kiosk):
     def no_user(task, domain, seed):
         raise ConnectionError("refused")
 
-    slots = EpisodeSlots(1, user=no_user)
+    slots = EpisodeSlots(1, EpisodeOptions(user=no_user))
     outcome = slots.start(0, "kiosk/order/000", seed=0)
     assert outcome.ended and outcome.fault.kind == "user"
     assert slots.episode(0, 0).reward is None

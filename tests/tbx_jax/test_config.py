@@ -15,8 +15,8 @@ from tbx_jax.config import (
     EvaluateConfig,
     PoolConfig,
     Record,
+    SftConfig,
     TrainConfig,
-    WarmstartConfig,
     validated,
 )
 
@@ -24,7 +24,7 @@ RECORDS = {
     "train": TrainConfig,
     "evaluate": EvaluateConfig,
     "pool": PoolConfig,
-    "warmstart": WarmstartConfig,
+    "sft": SftConfig,
     "demo": DemoConfig,
 }
 

@@ -23,7 +23,7 @@ def rollout(attempt, outcome):
     void = outcome is None
     episode = Episode(
         uid=attempt.uid,
-        attempt=attempt.attempt,
+        attempt=attempt.index,
         seed=attempt.seed,
         transcript=(),
         finish_reason=None if void else FinishReason.DONE,
@@ -35,7 +35,7 @@ def rollout(attempt, outcome):
     )
     tokens_t = np.zeros(3, np.int32)
     mask_t, logp_t = np.ones(3, bool), np.zeros(3, np.float32)
-    trajectory = Trajectory(attempt.uid, attempt.attempt, episode.reward or 0.0, False, tokens_t, mask_t, logp_t)
+    trajectory = Trajectory(attempt.uid, attempt.index, episode.reward or 0.0, False, tokens_t, mask_t, logp_t)
     return Rollout(episode, None if void else trajectory)
 
 
@@ -48,7 +48,7 @@ class Script:
     def __call__(self, attempts):
         made = []
         for attempt in attempts:
-            key = (attempt.uid, attempt.attempt)
+            key = (attempt.uid, attempt.index)
             made.append(rollout(attempt, self.outcomes(*key, self.tried.get(key, 0))))
             self.tried[key] = self.tried.get(key, 0) + 1
             self.seeds.append(attempt.seed)

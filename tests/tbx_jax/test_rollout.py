@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from tiny_policy import PARITY_TASKS, SAMPLING, build_tiny
 
+from tbx_envs.agents import Attempt
 from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.episode import FinishReason
 from tbx_envs.errors import ConfigError
 from tbx_envs.messages import Turn
-from tbx_envs.policies import Attempt
 from tbx_envs.testing.parity_slots import ParitySlots
 from tbx_jax import rollout as rollout_module
 from tbx_jax.models import token_logps
 from tbx_jax.rollout import Stopwatch, run_attempts
-from tbx_jax.sampler import Sampler
+from tbx_jax.sampler.sampler import Sampler
 
 ROOM = 96
 # With 20 slots, 13 attempts are left for the second wave: the sampler's groups are then not full.
@@ -86,7 +86,7 @@ def key(rollout):
 
 def test_every_attempt_gives_one_rollout(played):
     _, rollouts = played
-    assert sorted(map(key, rollouts)) == sorted((attempt.uid, attempt.attempt) for attempt in ATTEMPTS)
+    assert sorted(map(key, rollouts)) == sorted((attempt.uid, attempt.index) for attempt in ATTEMPTS)
 
 
 def test_a_trajectory_is_what_went_in_and_came_out_of_the_sampler(played):

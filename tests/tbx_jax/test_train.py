@@ -19,7 +19,7 @@ from tbx_envs.testing.parity_slots import ParitySlots
 from tbx_jax import train
 from tbx_jax.config import MeshConfig
 from tbx_jax.metrics_log import read_metrics
-from tbx_jax.weights import load_policy
+from tbx_jax.policies.weights import load_policy
 
 VARYING = ("seconds", "sampled_tokens_per_s")  # wall time
 

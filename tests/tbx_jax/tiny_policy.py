@@ -12,7 +12,7 @@ from tbx_jax.config import (
 )
 from tbx_jax.keys import key_for
 from tbx_jax.models import build
-from tbx_jax.weights import save_policy
+from tbx_jax.policies.weights import save_policy
 
 CHAT_TEMPLATE = (
     "{%- for message in messages if message.role != 'system' -%}<|im_start|>{{ message.role[0] }}"

@@ -57,7 +57,7 @@ DOMAIN = Domain(
     version=VERSION,
     metadata=METADATA,
     tools=TOOLS,
-    policy=(resources.files(__name__) / "policy.md").read_text(encoding="utf-8"),
+    rules=(resources.files(__name__) / "rules.md").read_text(encoding="utf-8"),
     clock=CLOCK,
     topics=TOPICS,
     consents=CONSENTS,

@@ -11,9 +11,9 @@ import random
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from tbx_envs.clock import WorldClock
 from tbx_envs.domains.clinic import names
 from tbx_envs.domains.clinic.tables import METADATA
+from tbx_envs.tools.clock import WorldClock
 
 CLOCK = WorldClock(datetime.datetime(2031, 3, 3, 16, 0))  # a Monday
 

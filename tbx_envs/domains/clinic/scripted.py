@@ -1,7 +1,7 @@
 """The scripted agent of the clinic: follows the policy, and now and then breaks a stated rule.
 
-At each decision it slips with probability `lapse * pressure`, where the pressure is how pressing the caller
-sounds (`families.TONES`). With lapse 0 it is the reference of the policy in conversation; with some lapse its
+At each decision it slips with probability `error_rate * pressure`, where the pressure is how pressing the caller
+sounds (`families.TONES`). with error rate 0 it is the reference of the policy in conversation; with an error rate its
 episodes are what a small policy is warm-started on: able, but not reliable.
 
 It speaks from what it has read: the caller's words (`labels` hold them parsed) and the tools' results.
@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
-from tbx_envs.domains import ScriptedAgent
+from tbx_envs.domains import AgentTurns
 from tbx_envs.messages import DONE_MARK, Message, Text, ToolCall, ToolResult, Turn
 from tbx_envs.task import Task
 
@@ -109,9 +109,9 @@ class Desk:
         return REFUSED_WORDS[reason]
 
 
-def scripted(task: Task, rng: random.Random, lapse: float) -> ScriptedAgent:
+def scripted(task: Task, rng: random.Random, error_rate: float) -> AgentTurns:
     """An agent for the task, see `tbx_envs.domains.Family.scripted`."""
-    desk = Desk(rng, min(1.0, lapse * task.labels["pressure"]))
+    desk = Desk(rng, min(1.0, error_rate * task.labels["pressure"]))
     requests: list[Mapping[str, str]] = task.labels["requests"]
     found = yield from desk.read("find_patient", name=task.labels["name"])
     desk.patient_id = found[0]["patient_id"]

@@ -1,6 +1,6 @@
 """The clinic as a stdio MCP server: `python -m tbx_envs.domains.clinic.server [--task UID]`."""
 
-from tbx_envs.backends.stdio_server import main
+from tbx_envs.domains.stdio_server import main
 
 if __name__ == "__main__":
     main("clinic")

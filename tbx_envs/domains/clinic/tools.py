@@ -30,7 +30,7 @@ from tbx_envs.domains.clinic.tables import (
     VERIFICATIONS,
     VISITS,
 )
-from tbx_envs.toolbox import ToolContext, ToolRefusal, tool
+from tbx_envs.tools.tool import ToolContext, ToolRejection, tool
 
 PatientId = Annotated[str, "Id of the patient, for example P12."]
 VisitId = Annotated[str, "Id of a booked visit, for example V31."]
@@ -89,7 +89,7 @@ _CONSENTS_OF_PATIENT = (
 
 def _known_patient(context: ToolContext, patient_id: str) -> None:
     if context.db.execute(_PATIENT_EXISTS, {"patient_id": patient_id}).first() is None:
-        raise ToolRefusal(f"There is no patient {patient_id}.")
+        raise ToolRejection(f"There is no patient {patient_id}.")
 
 
 def _rows_of_patient(context: ToolContext, statement: Any, patient_id: str, *, only: str | None) -> list[Any]:
@@ -111,7 +111,7 @@ def find_patient(
     """Find patients by their full name. Two patients may have the same name."""
     rows = context.db.execute(_PATIENTS_OF_NAME, {"name": name.strip().lower()}).all()
     if not rows:
-        raise ToolRefusal(f"No patient is called {name}.")
+        raise ToolRejection(f"No patient is called {name}.")
     return [{"name": name, "patient_id": patient_id} for name, patient_id in rows]
 
 
@@ -143,7 +143,7 @@ def list_slots(
     """List the open slots of a clinician, the next one first."""
     rows = context.db.execute(_SLOTS_OF_CLINICIAN, {"clinician": clinician.strip().lower()}).all()
     if not rows:
-        raise ToolRefusal(f"No open slot of {clinician}.")
+        raise ToolRejection(f"No open slot of {clinician}.")
     return [{"starts_in_hours": _hours_until(context, starts_at), "slot_id": slot_id} for _, starts_at, slot_id in rows]
 
 
@@ -156,7 +156,7 @@ def find_slots(
     """Find the open slots of a specialty, the next one first."""
     rows = context.db.execute(_SLOTS_OF_SPECIALTY, {"specialty": specialty.strip().lower()}).all()
     if not rows:
-        raise ToolRefusal(f"No open slot in {specialty}.")
+        raise ToolRejection(f"No open slot in {specialty}.")
     return [
         {"clinician": clinician, "starts_in_hours": _hours_until(context, starts_at), "slot_id": slot_id}
         for clinician, starts_at, slot_id in rows
@@ -259,11 +259,11 @@ _REFUSE = insert(REFUSALS)
 def _verify(context: ToolContext, patient_id: str, fact: Literal["birth_date", "phone"], given: str) -> dict[str, Any]:
     row = context.db.execute(_FACTS_OF_PATIENT, {"patient_id": patient_id, "fact": fact}).first()
     if row is None:
-        raise ToolRefusal(f"There is no patient {patient_id}.")
+        raise ToolRejection(f"There is no patient {patient_id}.")
     birth_date, phone, verified = row
     on_file = birth_date if fact == "birth_date" else phone[-4:]
     if given.strip() != on_file:
-        raise ToolRefusal("It does not match.")
+        raise ToolRejection("It does not match.")
     if verified is None:
         context.db.execute(
             _VERIFY, {"patient_id": patient_id, "fact": fact, "verified_at": context.clock.now.isoformat()}
@@ -316,9 +316,9 @@ def record_refusal(
     """Record that a patient's request was not carried out, and why."""
     row = context.db.execute(_REFUSALS_OF_PATIENT, {"patient_id": patient_id, "reason": reason}).first()
     if row is None:
-        raise ToolRefusal(f"There is no patient {patient_id}.")
+        raise ToolRejection(f"There is no patient {patient_id}.")
     if row[1] is not None:
-        raise ToolRefusal("That refusal is recorded already.")
+        raise ToolRejection("That refusal is recorded already.")
     context.db.execute(
         _REFUSE, {"patient_id": patient_id, "reason": reason, "recorded_at": context.clock.now.isoformat()}
     )
@@ -358,7 +358,7 @@ def _open_slot(context: ToolContext, slot_id: str) -> tuple[str, str]:
     """Clinician and start of an open slot."""
     slot = context.db.execute(_SLOT, {"slot_id": slot_id}).first()
     if slot is None:
-        raise ToolRefusal(f"There is no open slot {slot_id}.")
+        raise ToolRejection(f"There is no open slot {slot_id}.")
     return slot[0], slot[1]
 
 
@@ -366,7 +366,7 @@ def _open_slot(context: ToolContext, slot_id: str) -> tuple[str, str]:
 def cancel_visit(context: ToolContext, *, visit_id: VisitId) -> dict[str, Any]:
     """Cancel a booked visit. Charges nothing."""
     if context.db.execute(_CANCEL, {"visit": visit_id}).rowcount == 0:
-        raise ToolRefusal(f"There is no booked visit {visit_id}.")
+        raise ToolRejection(f"There is no booked visit {visit_id}.")
     return {"cancelled": True}
 
 
@@ -376,9 +376,9 @@ def move_visit(context: ToolContext, *, slot_id: SlotId, visit_id: VisitId) -> d
     clinician_id, starts_at = _open_slot(context, slot_id)
     visit = context.db.execute(_VISIT, {"visit_id": visit_id}).first()
     if visit is None:
-        raise ToolRefusal(f"There is no booked visit {visit_id}.")
+        raise ToolRejection(f"There is no booked visit {visit_id}.")
     if visit[0] != clinician_id:
-        raise ToolRefusal(f"Slot {slot_id} is of another clinician.")
+        raise ToolRejection(f"Slot {slot_id} is of another clinician.")
     context.db.execute(_MOVE, {"visit": visit_id, "new_start": starts_at})
     context.db.execute(_TAKE, {"slot": slot_id})
     return {"moved": True}
@@ -435,7 +435,7 @@ def waive_charge(
 ) -> dict[str, Any]:
     """Waive an open charge."""
     if context.db.execute(_WAIVE, {"charge": charge_id}).rowcount == 0:
-        raise ToolRefusal(f"There is no open charge {charge_id}.")
+        raise ToolRejection(f"There is no open charge {charge_id}.")
     return {"waived": True}
 
 
@@ -472,9 +472,9 @@ def request_refill(
     """Send a refill of a prescription to the pharmacy."""
     row = context.db.execute(_REFILL_STATE, {"prescription_id": prescription_id}).first()
     if row is None:
-        raise ToolRefusal(f"There is no prescription {prescription_id}.")
+        raise ToolRejection(f"There is no prescription {prescription_id}.")
     if row[1] is not None:
-        raise ToolRefusal(f"A refill of {prescription_id} is requested already.")
+        raise ToolRejection(f"A refill of {prescription_id} is requested already.")
     context.db.execute(_REFILL, {"prescription_id": prescription_id, "requested_at": context.clock.now.isoformat()})
     return {"requested": True}
 
@@ -490,9 +490,9 @@ def send_records(
     _known_patient(context, patient_id)
     row = context.db.execute(_RELEASE_STATE, {"recipient": recipient.strip(), "patient_id": patient_id}).first()
     if row is None:
-        raise ToolRefusal(f"{recipient} is not among the clinic's recipients.")
+        raise ToolRejection(f"{recipient} is not among the clinic's recipients.")
     if row[1] is not None:
-        raise ToolRefusal(f"The records were sent to {recipient} already.")
+        raise ToolRejection(f"The records were sent to {recipient} already.")
     context.db.execute(
         _RELEASE, {"patient_id": patient_id, "recipient": row[0], "sent_at": context.clock.now.isoformat()}
     )
@@ -508,10 +508,10 @@ def update_phone(
 ) -> dict[str, Any]:
     """Change the phone number of a patient."""
     if not re.fullmatch(r"\d{3}-\d{4}", phone):
-        raise ToolRefusal(f"{phone} is not a phone number; write it like 555-0142.")
+        raise ToolRejection(f"{phone} is not a phone number; write it like 555-0142.")
     if context.db.execute(_SET_PHONE, {"patient": patient_id, "new_phone": phone}).rowcount == 0:
         _known_patient(context, patient_id)
-        raise ToolRefusal(f"{phone} is on file already.")
+        raise ToolRejection(f"{phone} is on file already.")
     return {"updated": True}
 
 

@@ -10,14 +10,14 @@ import sys
 
 import pytest
 
-from tbx_envs.backends.calls import answer_call
+from tbx_envs.agents import Attempt
+from tbx_envs.agents.scripted import ScriptedAgent
 from tbx_envs.domains import load_domain
 from tbx_envs.domains.clinic import scripted
+from tbx_envs.domains.worlds import domain_tools, lend_world, rows_of, template_for
 from tbx_envs.messages import Text, ToolResult, Turn
-from tbx_envs.policies import Attempt
-from tbx_envs.policies.scripted import ScriptedPlayer
 from tbx_envs.seeding import rng
-from tbx_envs.worlds import domain_tools, lend_world, rows_of, template_for
+from tbx_envs.tools.calls import answer_call
 
 CLINIC = load_domain("clinic")
 UIDS = CLINIC.uids()
@@ -69,7 +69,7 @@ def test_some_callers_of_one_family_share_their_name_and_no_others_do():
 
 
 def wanted_calls(task):
-    """The mutating calls that policy.md asks for, read off the query and the rows."""
+    """The mutating calls that rules.md asks for, read off the query and the rows."""
     rows = {table: [dict(row) for row in rows] for table, rows in task.world.items()}
     query = task.query
     name = re.search(r"(?:Hi,|this is|my friend,|my spouse,) ([A-Z][a-z]+ [A-Z][a-z]+)", query)[1]
@@ -216,7 +216,7 @@ def any_task():
 )
 def test_an_unknown_name_or_id_is_refused_and_changes_nothing(name, arguments, words):
     rows, (answer,) = play(any_task(), [(name, arguments)])
-    assert (answer.status, answer.text) == ("refused", words)
+    assert (answer.status, answer.text) == ("rejected", words)
     assert rows == template_for(any_task(), CLINIC).initial
 
 
@@ -259,7 +259,7 @@ def test_what_is_done_already_cannot_be_done_again():
         ("update_phone", {"phone": "555-0000", "patient_id": patient_id}),
     ]
     _, answers = play(any_task(), [*once, *once])
-    assert [answer.status for answer in answers] == ["ok"] * len(once) + ["refused"] * len(once)
+    assert [answer.status for answer in answers] == ["ok"] * len(once) + ["rejected"] * len(once)
 
 
 def test_a_visit_moves_only_to_a_slot_of_its_clinician_and_takes_it():
@@ -276,7 +276,7 @@ def test_a_visit_moves_only_to_a_slot_of_its_clinician_and_takes_it():
             ("list_visits", {"patient_id": visit["patient_id"]}),
         ],
     )
-    assert [answer.status for answer in answers] == ["refused", "ok", "refused", "ok"]
+    assert [answer.status for answer in answers] == ["rejected", "ok", "rejected", "ok"]
     (listed,) = (v for v in json.loads(answers[3].text) if v["visit_id"] == visit["visit_id"])
     assert listed["moves"] == visit["moves"] + 1
     hours = datetime.datetime.fromisoformat(own["starts_at"]) - CLINIC.clock.now
@@ -290,7 +290,7 @@ def test_a_second_verification_and_a_wrong_fact_leave_no_row():
     wrong = ("verify_phone", {"last_four": "none", "patient_id": patient["patient_id"]})
     once, _ = play(task, [right])
     again, answers = play(task, [wrong, right, right, wrong])
-    assert [answer.status for answer in answers] == ["refused", "ok", "ok", "refused"]
+    assert [answer.status for answer in answers] == ["rejected", "ok", "ok", "rejected"]
     assert again == once
     assert once["verifications"] == [(patient["patient_id"], "phone", CLINIC.clock.now.isoformat())]
 
@@ -308,18 +308,18 @@ def test_the_fee_charged_is_the_one_in_the_table_and_stands_as_open():
 # --- the scripted agent, and the caller's words ---------------------------------------------------------------
 
 
-def episodes(uids, lapse, seed=0):
-    return list(ScriptedPlayer(lapse).play(Attempt(uid, 0, seed + index) for index, uid in enumerate(uids)))
+def episodes(uids, error_rate, seed=0):
+    return list(ScriptedAgent(error_rate).run(Attempt(uid, 0, seed + index) for index, uid in enumerate(uids)))
 
 
-def test_a_scripted_agent_that_never_lapses_passes_whatever_the_wording():
-    assert all(episode.passed for episode in episodes(UIDS[::6], lapse=0.0, seed=1000))
+def test_a_scripted_agent_that_never_errs_passes_whatever_the_wording():
+    assert all(episode.passed for episode in episodes(UIDS[::6], error_rate=0.0, seed=1000))
 
 
-def test_lapses_follow_how_pressing_the_caller_sounds():
+def test_errors_follow_how_pressing_the_caller_sounds():
     outcomes = collections.defaultdict(list)
     uids = [f"clinic/{family}/{number}" for family in CLINIC.families for number in range(3000, 3050)]
-    for episode in episodes(uids, lapse=0.3):
+    for episode in episodes(uids, error_rate=0.3):
         outcomes[CLINIC.task(episode.uid).labels["tone"]].append(episode.passed)
     rate = {tone: sum(passed) / len(passed) for tone, passed in outcomes.items()}
     assert rate["calm"] > rate["neutral"] > rate["hurried"] > rate["pressing"]
@@ -335,7 +335,7 @@ def test_the_scripted_agent_uses_only_what_was_said_before():
         for schema in tool.input_schema["properties"].values()
         for value in schema.get("enum", ())
     }
-    for episode in episodes(UIDS[::4], lapse=0.3):
+    for episode in episodes(UIDS[::4], error_rate=0.3):
         read = ""
         for message in episode.transcript[1:]:
             if isinstance(message, Turn):
@@ -346,7 +346,7 @@ def test_the_scripted_agent_uses_only_what_was_said_before():
 
 
 def test_episodes_are_short():
-    turns = [episode.usage["agent_turns"] for episode in episodes(UIDS[::4], lapse=0.0)]
+    turns = [episode.usage["agent_turns"] for episode in episodes(UIDS[::4], error_rate=0.0)]
     assert min(turns) >= 3
     assert max(turns) <= 10
     assert sum(turns) / len(turns) < 8

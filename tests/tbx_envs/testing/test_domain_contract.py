@@ -86,13 +86,13 @@ def build_that_counts():
     return build
 
 
-def silent_agent(task, random_, lapse):
+def silent_agent(task, random_, error_rate):
     return
     yield
 
 
 BROKEN = {
-    "expected call that a tool refuses": (with_tasks(expected_calls=last_call_twice), "was answered 'refused'"),
+    "expected call that a tool refuses": (with_tasks(expected_calls=last_call_twice), "was answered 'rejected'"),
     "doing nothing passes": (with_tasks(expected_calls=lambda t: t.expected_calls[:1]), "doing nothing passes"),
     "says that idling is right where it is not": (with_tasks(idle_passes="it may"), "idle_passes is 'it may'"),
     "near miss that is none": (
@@ -105,8 +105,8 @@ BROKEN = {
     ),
     "no near miss": (with_family(near_misses=lambda t: {}), "gives no near misses"),
     "agent that breaks the rules": (
-        with_family(scripted=lambda t, r, lapse: CLINIC.families[t.family].scripted(t, r, 1e9)),
-        "the scripted agent without a lapse ended with done, reward 0",
+        with_family(scripted=lambda t, r, error_rate: CLINIC.families[t.family].scripted(t, r, 1e9)),
+        "the scripted agent without errors ended with done, reward 0",
     ),
     "agent that says nothing at all": (with_family(scripted=silent_agent), "stopped before it said"),
     "task that changes from one building to the next": (with_family(build=build_that_counts()), "two tasks"),
@@ -125,9 +125,9 @@ BROKEN = {
         dataclasses.replace(CLINIC, tools=(*CLINIC.tools, CLINIC.tools[0])),
         "there are two of that name",
     ),
-    "policy that names today": (
-        dataclasses.replace(CLINIC, policy=f"Today is {domain_contract.datetime.date.today().isoformat()}."),
-        "the policy: it names today",
+    "rules that name today": (
+        dataclasses.replace(CLINIC, rules=f"Today is {domain_contract.datetime.date.today().isoformat()}."),
+        "the rules: it names today",
     ),
     "tool that names a library's version": (
         with_tool("list_visits", description=f"Made by SQLAlchemy {__import__('sqlalchemy').__version__}."),
@@ -176,10 +176,10 @@ def test_a_tool_that_no_task_uses_is_found():
     ]
 
 
-def test_a_change_of_policy_or_of_a_tool_text_does_not_fit_the_lock():
+def test_a_change_of_the_rules_or_of_a_tool_text_does_not_fit_the_lock():
     domain = small(CLINIC)
     for changed in (
-        dataclasses.replace(domain, policy=domain.policy + "\n- Be kind."),
+        dataclasses.replace(domain, rules=domain.rules + "\n- Be kind."),
         dataclasses.replace(
             with_tool("list_slots", description="List slots."), families=domain.families, lock=domain.lock
         ),
@@ -195,7 +195,7 @@ def test_the_lock_is_rewritten_for_new_tasks_and_for_a_new_version_only():
     assert relocked(domain, locked) == locked
     fewer = "".join(locked.splitlines(keepends=True)[:-3])
     assert relocked(domain, fewer) == locked  # three tasks are new, none has changed
-    changed = dataclasses.replace(domain, policy=domain.policy + "\n- Be kind.")
+    changed = dataclasses.replace(domain, rules=domain.rules + "\n- Be kind.")
     with pytest.raises(DomainError, match="raise it, then lock again"):
         relocked(changed, locked)
     version, hashes = parse_lock(relocked(dataclasses.replace(changed, version=2), locked), where="here")

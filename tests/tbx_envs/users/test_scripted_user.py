@@ -18,7 +18,7 @@ def says(task, kiosk):
     """What the user says to words of the agent, after some other messages."""
 
     def answer(words, *between, seed=0, task=task):
-        opening = (Text("system", kiosk.policy), Text("user", task.query))
+        opening = (Text("system", kiosk.rules), Text("user", task.query))
         return ScriptedUser(task, kiosk, seed).answer((*opening, *between, Turn(words)))
 
     return answer

@@ -1,0 +1,246 @@
+"""`tbx evaluate` and `tbx pool`: a configuration becomes an agent, an evaluation run and its measures.
+
+JAX is imported only when a policy model plays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tbx_envs.agents import Agent
+from tbx_envs.commands.config import AttemptsConfig, EvaluateConfig, PoolConfig, SamplingConfig
+from tbx_envs.commands.environments import (
+    OUTCOME_SETTINGS,
+    Endpoints,
+    concurrency_for,
+    environment_fingerprint,
+    episode_options,
+    opened_endpoints,
+)
+from tbx_envs.endpoints.costs import run_costs
+from tbx_envs.errors import ConfigError, did_you_mean
+from tbx_envs.evaluation.files import Row, load_rows, write_json
+from tbx_envs.evaluation.pool import Pool, refuse_heldout, save_pool, select_pool
+from tbx_envs.evaluation.provenance import mark_provenance
+from tbx_envs.evaluation.regrade import regrade
+from tbx_envs.evaluation.report import RunProgress, print_pool, print_run
+from tbx_envs.evaluation.run import refuse_many_voids, run, summarize, tallies_of
+from tbx_envs.evaluation.task_lists import select_tasks
+from tbx_envs.runtime import EpisodeOptions
+from tbx_envs.thinkingbox.dataset.guard import MARK, is_marked_policy
+
+AGENTS = ("oracle", "idle", "scripted", "endpoint")
+
+
+class PolicyModels(Protocol):
+    """A package's policy models: the entry point `models` of the group `tbx.policies` names an object like this.
+
+    Attributes:
+        names: policies that are known by name.
+    """
+
+    names: tuple[str, ...]
+
+    def folder(self, policy: str) -> Path:
+        """The folder (or the one file) that a policy, given by folder or name, is read from.
+
+        Raises:
+            CheckpointError: no such policy.
+        """
+        ...
+
+    def agent(self, config: AttemptsConfig, options: EpisodeOptions) -> Agent:
+        """The agent that runs attempts with the policy of the configuration."""
+        ...
+
+
+def policy_models() -> PolicyModels:
+    """The policy models of the trainer, which is a package of its own for all that is known here.
+
+    Raises:
+        ConfigError: no package that has any is installed.
+    """
+    for point in importlib.metadata.entry_points(group="tbx.policies"):
+        models: PolicyModels = point.load()
+        return models
+    raise ConfigError(f"no policy models are installed. Give policy= one of {', '.join(AGENTS)}.")
+
+
+def run_evaluation(config: EvaluateConfig) -> dict[str, Any]:
+    """Repeats the tasks, writes rows and summary into `output_dir`, prints the table.
+
+    Returns:
+        What `summary.json` holds: the measures (`tbx_envs.evaluation.run.summarize`) with `policy`, `seed` and
+        `k`, the number of attempts at each task.
+
+    Raises:
+        ConfigError: no such policy or tasks, or another run in `output_dir`.
+        PolicyFault: too many attempts are void (`MAX_VOID_SHARE`); everything is written nevertheless.
+    """
+    rows = _evaluated(config, config.error_rate) if config.regrade is None else _regraded(config, config.regrade)
+    played, _ = load_rows(config.output_dir)
+    policy, seed, k = played["policy"]["name"], played["seed"], played["attempts"]  # of a regraded one: the source's
+    summary = {"policy": policy, "seed": seed, "k": k, **summarize(rows, k, seed)}
+    summary |= {MARK: True} if played["policy"].get(MARK) else {}
+    summary |= _costs(config, rows, summary[f"observed_{k}_of_{k}"])
+    write_json(Path(config.output_dir) / "summary.json", summary)
+    print_run(summary, k, title=f"policy {policy}")
+    refuse_many_voids(rows)
+    return summary
+
+
+def _costs(config: EvaluateConfig, rows: Sequence[Row], reliable_tasks: int) -> dict[str, Any]:
+    """`costs` for the summary, where served models took part."""
+    agent = config.agent.endpoint if config.policy == "endpoint" else None
+    served = {"policy": agent, "user": config.user.endpoint, "judge": config.judge.endpoint}
+    prices = {role: settings.prices for role, settings in served.items() if settings is not None}
+    return {"costs": run_costs(rows, prices, reliable_tasks=reliable_tasks)} if prices else {}
+
+
+def run_pool(config: PoolConfig) -> Pool:
+    """Estimates how hard each task is for the policy and freezes `output_dir/pool.json`.
+
+    Raises:
+        ConfigError: no such policy or tasks, tasks held out for evaluation, no task in the bands, or another
+            run or pool in `output_dir`.
+        PolicyFault: too many attempts are void; then no pool is written.
+    """
+    on_benchmark = config.train_on_benchmark_and_mark_results
+    # before hours of attempts, not after
+    refuse_heldout(select_tasks(config.tasks), purpose="a pool", train_on_benchmark=on_benchmark)
+    rows = _evaluated(config, error_rate=0.0)
+    refuse_many_voids(rows)
+    policy = policy_of_run(config, error_rate=0.0)
+    pool = select_pool(
+        tallies_of(rows), bands=config.bands, policy=policy, seed=config.seed, train_on_benchmark=on_benchmark
+    )
+    save_pool(pool, Path(config.output_dir) / "pool.json")
+    if pool.trained_on_benchmark:
+        mark_provenance(config.output_dir, MARK)
+    print_pool(pool)
+    return pool
+
+
+def _evaluated(config: AttemptsConfig, error_rate: float) -> list[Row]:
+    uids = select_tasks(config.tasks)
+    fingerprint = policy_of_run(config, error_rate)
+    with opened_endpoints(judge=config.judge, user=config.user, agent=config.agent) as endpoints:
+        agent = build_agent(config, error_rate, uids, endpoints)
+        with RunProgress(len(uids) * config.attempts) as progress:
+            return run(
+                agent,
+                uids,
+                attempts=config.attempts,
+                seed=config.seed,
+                rows_path=Path(config.output_dir) / "rows.jsonl",
+                max_void_retries=config.max_void_retries,
+                policy=fingerprint,
+                progress=progress,
+            )
+
+
+def _regraded(config: EvaluateConfig, folder: str) -> list[Row]:
+    """The rows of an evaluation run whose episodes are graded again."""
+    _, played = load_rows(folder)
+    with opened_endpoints(judge=config.judge, user=config.user) as endpoints:
+        options = episode_options(config, endpoints)
+        with RunProgress(len(played)) as progress:
+            return regrade(
+                folder,
+                Path(config.output_dir) / "rows.jsonl",
+                judge=options.judge,
+                judge_fingerprint=environment_fingerprint(config.environment, config.judge, config.user).get("judge"),
+                check_timeout_s=config.environment.check_timeout_s,
+                progress=progress,
+            )
+
+
+def build_agent(config: AttemptsConfig, error_rate: float, uids: Sequence[str], endpoints: Endpoints) -> Agent:
+    """Who plays: an agent of ours, a served model, or the policy model of a checkpoint.
+
+    Raises:
+        ConfigError: no such agent and no such folder, or no endpoint for `policy=endpoint`.
+    """
+    options = episode_options(config, endpoints)
+    concurrency = concurrency_for(config.environment, uids, endpoints)
+    match config.policy:
+        case "oracle":
+            from tbx_envs.agents.oracle import OracleAgent
+
+            return OracleAgent(concurrency=concurrency, options=options)
+        case "idle":
+            from tbx_envs.agents.idle import IdleAgent
+
+            return IdleAgent(concurrency=concurrency, options=options)
+        case "scripted":
+            from tbx_envs.agents.scripted import ScriptedAgent
+
+            return ScriptedAgent(error_rate, concurrency=concurrency, options=options)
+        case "endpoint":
+            from tbx_envs.agents.endpoint import EndpointAgent
+
+            if endpoints.agent is None:
+                raise ConfigError(
+                    "policy=endpoint needs to know which one. Add agent=endpoint agent.endpoint.base_url=... "
+                    "agent.endpoint.model=..."
+                )
+            options = dataclasses.replace(options, chat_format=config.agent.chat_format)
+            return EndpointAgent(endpoints.agent, concurrency=concurrency, options=options)
+        case _:
+            return policy_models().agent(config, options)
+
+
+def policy_of_run(config: AttemptsConfig, error_rate: float) -> dict[str, Any]:
+    """What an evaluation run measures, for its fingerprint: the policy, and what users, judges and clocks it meets."""
+    made = policy_fingerprint(config.policy, config.sampling, error_rate)
+    if config.compute_dtype is not None:
+        made |= {"compute_dtype": config.compute_dtype}
+    if config.policy == "endpoint" and config.agent.endpoint is not None:
+        made |= {name: getattr(config.agent.endpoint, name) for name in OUTCOME_SETTINGS}
+    return made | environment_fingerprint(config.environment, config.judge, config.user)
+
+
+def policy_fingerprint(policy: str, sampling: SamplingConfig, error_rate: float) -> dict[str, Any]:
+    """What tells two policies apart: the name, and settings or weights that decide what it does.
+
+    Neither slots, episodes in flight and decode steps nor the mesh are in it: they change how fast episodes are
+    made, not which.
+
+    Raises:
+        ConfigError: no such agent and no such folder.
+    """
+    if policy == "scripted":
+        return {"name": policy, "error_rate": error_rate}
+    if policy in AGENTS:
+        return {"name": policy}
+    settings = sampling.model_dump(exclude={"slots", "episodes", "decode_steps"})
+    folder = _policy_folder(policy)
+    marks = {MARK: True} if is_marked_policy(folder) else {}
+    return {"name": policy, "sha256": _folder_hash(folder), "sampling": settings, **marks}
+
+
+def _policy_folder(policy: str) -> Path:
+    """The folder (or the one file) that the policy is read from."""
+    models = policy_models()
+    if policy not in models.names and not Path(policy).is_dir():
+        names = (*AGENTS, *models.names)
+        raise ConfigError(
+            f"policy '{policy}' is neither {', '.join(names)} nor a folder.{did_you_mean(policy, names)} "
+            f"Give one of these, or the folder that `tbx train` wrote."
+        )
+    return models.folder(policy) if policy in models.names else Path(policy)
+
+
+def _folder_hash(folder: Path) -> str:
+    """SHA-256 (hex) over the names and contents of the files in a folder, code left out."""
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*")) if folder.is_dir() else [folder]:
+        if path.is_file() and path.suffix not in (".py", ".pyc"):
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            total.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
+    return total.hexdigest()

@@ -1,0 +1,1 @@
+"""Served models: one client for agents, users and judges, and what it costs."""

@@ -1,0 +1,1 @@
+"""Evaluation: runs of repeated attempts, their files, measures, reports and comparisons; the pool."""

@@ -1,0 +1,80 @@
+"""Two evaluation runs side by side, paired by task."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tbx_envs.errors import ConfigError
+from tbx_envs.evaluation.files import load_rows
+from tbx_envs.evaluation.metrics import Tally, bootstrap_interval, measures
+from tbx_envs.evaluation.run import tallies_of
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Comparison:
+    """What changed from the first run to the second, over the tasks that both attempted.
+
+    Attributes:
+        k: attempts at each task, the smaller number of the two evaluation runs.
+        measures: of the first and of the second, over the paired tasks.
+        difference: second minus first: mean of the tasks' differences of pass rate.
+        interval: of the difference, paired tasks resampled together.
+        only_first, only_second: how many tasks were left out because the other has no clean attempt at them.
+    """
+
+    k: int
+    measures: tuple[Mapping[str, Any], Mapping[str, Any]]
+    difference: float
+    interval: tuple[float, float]
+    only_first: int
+    only_second: int
+
+
+def compare_folders(first: Path | str, second: Path | str, seed: int = 0) -> Comparison:
+    """Compare two evaluation runs on disk.
+
+    Raises:
+        ConfigError: a folder holds no run, they share no task, or a shared task's content differs.
+    """
+    (head_a, rows_a), (head_b, rows_b) = load_rows(first), load_rows(second)
+    shared = head_a["tasks"].keys() & head_b["tasks"].keys()
+    changed = sorted(uid for uid in shared if head_a["tasks"][uid] != head_b["tasks"][uid])
+    if changed:
+        raise ConfigError(
+            f"{len(changed)} task(s) are not the same in {first} and {second}, such as {changed[0]}: it changed "
+            f"between tbx {head_a['tbx']} and {head_b['tbx']}. Evaluate both policies with one version."
+        )
+    k = min(head_a["attempts"], head_b["attempts"])
+    try:
+        return compare(tallies_of(rows_a), tallies_of(rows_b), k, seed)
+    except ConfigError as error:
+        raise ConfigError(f"{first} and {second}: {error}") from error
+
+
+def compare(first: Sequence[Tally], second: Sequence[Tally], k: int, seed: int = 0) -> Comparison:
+    """Compare two evaluation runs' tallies.
+
+    Raises:
+        ConfigError: no task has clean attempts in both.
+    """
+    of_first = {tally.uid: tally for tally in first if tally.attempts}
+    of_second = {tally.uid: tally for tally in second if tally.attempts}
+    uids = [uid for uid in of_first if uid in of_second]
+    if not uids:
+        raise ConfigError("no task has clean attempts in both runs; evaluate the same tasks.")
+    differences = [of_second[uid].rate - of_first[uid].rate for uid in uids]
+    return Comparison(
+        k=k,
+        measures=(
+            measures([of_first[u] for u in uids], k, seed),
+            measures([of_second[u] for u in uids], k, seed),
+        ),
+        difference=math.fsum(differences) / len(uids),
+        interval=bootstrap_interval(differences, seed),
+        only_first=len(of_first) - len(uids),
+        only_second=len(of_second) - len(uids),
+    )

@@ -1,0 +1,178 @@
+"""The files of an evaluation run (`tbx_envs.evaluation.run`): appended to while it runs, read again afterwards.
+
+Every line is written with one call and flushed. What an interruption can leave is one line without its line
+break, which is dropped when the run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tbx_envs.episode import Episode
+from tbx_envs.errors import ConfigError
+from tbx_envs.evaluation.transcripts import episode_record
+
+Row = dict[str, Any]
+
+HEADER = "evaluation.json"
+_OLD_HEADER = "campaign.json"  # its name in tbx 0.1
+
+
+class RunLog:
+    """The rows and episodes of an evaluation run: what is there is read, new ones are appended and flushed.
+
+    Args:
+        rows_path: the file of rows; the others are beside it.
+        fingerprint: of the run that is to go on here.
+
+    Attributes:
+        rows: (uid, attempt) -> row.
+
+    Raises:
+        ConfigError: another run, or rows of an unknown one, are there.
+    """
+
+    def __init__(self, rows_path: Path, fingerprint: Mapping[str, Any]) -> None:
+        self._rows_path = rows_path
+        self._episodes_path = rows_path.with_name("episodes.jsonl")
+        rows_path.parent.mkdir(parents=True, exist_ok=True)
+        header = _header_in(rows_path.parent)
+        if header is not None:
+            _refuse_another(_fingerprint(header), fingerprint, header)
+        elif rows_path.is_file():
+            raise ConfigError(
+                f"{rows_path} has rows but no {HEADER} beside it, so nobody knows what they measured. "
+                f"Choose another output_dir, or move the file away."
+            )
+        else:
+            write_json(rows_path.with_name(HEADER), fingerprint)
+        self.rows = {(row["uid"], row["attempt"]): row for row in _whole_lines(rows_path)}
+        _drop_cut_line(rows_path)
+        _drop_cut_line(self._episodes_path)
+
+    def append(self, row: Row, episode: Episode) -> None:
+        """Write one attempt down; it is in the hands of the operating system when this returns."""
+        # The episode first: a row promises that its transcript is there.
+        _append_line(self._episodes_path, episode_record(episode))
+        _append_line(self._rows_path, row)
+        self.rows[row["uid"], row["attempt"]] = row
+
+    def rewrite_in_order(self, wanted: Sequence[tuple[str, int]]) -> None:
+        """One row and one episode for each attempt: those of void attempts made again later are replaced."""
+        lines = [json.dumps(self.rows[key]) for key in wanted]
+        _replace(self._rows_path, lines)
+        # Whole episodes may be many: only their place in the file is kept in memory.
+        places = _last_places(self._episodes_path)
+        if places:
+            with self._episodes_path.open("rb") as file:
+                _replace(self._episodes_path, (_line_at(file, places[key]) for key in wanted if key in places))
+
+
+def _refuse_another(there: Mapping[str, Any], wanted: Mapping[str, Any], header: Path) -> None:
+    differing = [key for key in {**wanted, **there} if there.get(key) != wanted.get(key)]
+    if not differing:
+        return
+    lines = []
+    for key in differing:
+        if key == "tasks":
+            old, new = there.get("tasks", {}), wanted["tasks"]
+            changed = [uid for uid in new if uid in old and old[uid] != new[uid]]
+            example = f", such as {changed[0]}" if changed else ""
+            lines.append(
+                f"  tasks: {len(old.keys() - new.keys())} only there, {len(new.keys() - old.keys())} only "
+                f"asked for, {len(changed)} with another content{example}"
+            )
+        else:
+            lines.append(f"  {key}: there {there.get(key)!r}, asked for {wanted.get(key)!r}")
+    found = "\n".join(lines)
+    raise ConfigError(f"{header} belongs to another run:\n{found}\nChoose another output_dir.")
+
+
+def load_rows(folder: Path | str) -> tuple[dict[str, Any], list[Row]]:
+    """The fingerprint and the rows of an evaluation run's folder.
+
+    Raises:
+        ConfigError: it holds no run.
+    """
+    folder = Path(folder)
+    header = _header_in(folder)
+    if header is None:
+        raise ConfigError(f"{folder} holds no evaluation run (no {HEADER}). Give the output_dir of `tbx evaluate`.")
+    rows = {(row["uid"], row["attempt"]): row for row in _whole_lines(folder / "rows.jsonl")}
+    return _fingerprint(header), list(rows.values())
+
+
+def _header_in(folder: Path) -> Path | None:
+    return next((path for name in (HEADER, _OLD_HEADER) if (path := folder / name).is_file()), None)
+
+
+def _fingerprint(header: Path) -> dict[str, Any]:
+    fingerprint = json.loads(header.read_text(encoding="utf-8"))
+    policy = fingerprint.get("policy", {})
+    if header.name == _OLD_HEADER and "lapse" in policy:
+        policy["error_rate"] = policy.pop("lapse")
+    return fingerprint
+
+
+def write_json(path: Path, value: Any) -> None:
+    """JSON for people, written whole or not at all."""
+    _replace(path, [json.dumps(value, indent=2, ensure_ascii=False)])
+
+
+def _append_line(path: Path, value: Any) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(value) + "\n")
+
+
+def _whole_lines(path: Path) -> Iterator[Row]:
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith("\n"):
+                return
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ConfigError(
+                    f"{path} line {number} is not JSON ({line[:40]!r}). Take the line out, or choose another "
+                    f"output_dir."
+                ) from error
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Cut a file back to its last line break, so that what is appended starts a line."""
+    if not path.is_file():
+        return
+    with path.open("r+b") as file:
+        whole = sum(len(line) for line in file if line.endswith(b"\n"))
+        file.truncate(whole)
+
+
+def _last_places(path: Path) -> dict[tuple[str, int], int]:
+    """(uid, attempt) -> where the last episode of it starts in the file."""
+    places: dict[tuple[str, int], int] = {}
+    if path.is_file():
+        with path.open("rb") as file:
+            place = 0
+            for line in file:
+                record = json.loads(line)
+                places[record["uid"], record["attempt"]] = place
+                place += len(line)
+    return places
+
+
+def _line_at(file: BinaryIO, place: int) -> str:
+    file.seek(place)
+    return file.readline().decode().removesuffix("\n")
+
+
+def _replace(path: Path, lines: Iterable[str]) -> None:
+    new = path.with_name(path.name + ".new")
+    with new.open("w", encoding="utf-8") as file:
+        file.writelines(line + "\n" for line in lines)
+    os.replace(new, path)

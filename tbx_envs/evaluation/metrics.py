@@ -1,0 +1,152 @@
+"""What an evaluation run measured: pass@k, pass^k, observed n/n, and how sure one can be of them.
+
+Every measure is made of one `Tally` per task: passes and clean attempts. Void attempts are counted beside,
+never inside. Tasks are the independent units, attempts at one task are not: intervals resample whole tasks.
+
+Sources:
+    pass@k: Chen et al. 2021, https://arxiv.org/abs/2107.03374, section 2.1
+    clustering: Miller 2024, https://arxiv.org/abs/2411.00640
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from tbx_envs.errors import ConfigError
+from tbx_envs.seeding import derive
+
+LEVEL = 0.95  # of every interval
+RESAMPLES = 2000  # the quantiles of a 95% interval then rest on 50 resamples each
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tally:
+    """How one task went.
+
+    Attributes:
+        uid: of the task.
+        family: of the task.
+        passes: clean attempts that passed.
+        attempts: clean attempts.
+        voids: attempts that remained void; in none of the other numbers.
+    """
+
+    uid: str
+    family: str
+    passes: int
+    attempts: int
+    voids: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Share of clean attempts that passed; there must be one."""
+        return self.passes / self.attempts
+
+
+def pass_at_k(attempts: int, passes: int, k: int) -> float:
+    """Probability that at least one of `k` attempts passes, unbiased: 1 - C(n-c, k) / C(n, k).
+
+    Raises:
+        ConfigError: fewer than `k` attempts, for which no unbiased estimate exists.
+    """
+    _refuse_impossible(attempts, passes, k)
+    return 1.0 - math.comb(attempts - passes, k) / math.comb(attempts, k)
+
+
+def pass_hat_k(attempts: int, passes: int, k: int) -> float:
+    """Probability that all of `k` attempts pass (pass^k), unbiased: C(c, k) / C(n, k).
+
+    Raises:
+        ConfigError: fewer than `k` attempts, for which no unbiased estimate exists.
+    """
+    _refuse_impossible(attempts, passes, k)
+    return math.comb(passes, k) / math.comb(attempts, k)
+
+
+def pass_hat_k_plug_in(attempts: int, passes: int, k: int) -> float:
+    """(c/n)^k: what the ThinkingBox tools print as pass^k. Biased upwards, but there for every `k`."""
+    _refuse_impossible(attempts, passes, 1)
+    return (passes / attempts) ** k
+
+
+def _refuse_impossible(attempts: int, passes: int, k: int) -> None:
+    if not (1 <= k <= attempts and 0 <= passes <= attempts):
+        raise ConfigError(
+            f"cannot estimate {k} attempts from {passes} passes of {attempts}; wanted 1 <= k <= attempts and "
+            f"0 <= passes <= attempts. Make more attempts or choose a smaller k."
+        )
+
+
+def jeffreys_interval(attempts: int, passes: int, level: float = LEVEL) -> tuple[float, float]:
+    """Interval of one task's pass rate: quantiles of Beta(c + 1/2, n - c + 1/2).
+
+    The lower end is 0 when nothing passed and the upper end 1 when everything did, as is customary, so that
+    the interval never leaves out what was observed.
+    """
+    posterior = stats.beta(passes + 0.5, attempts - passes + 0.5)
+    low = 0.0 if passes == 0 else float(posterior.ppf((1 - level) / 2))
+    high = 1.0 if passes == attempts else float(posterior.ppf((1 + level) / 2))
+    return low, high
+
+
+def bootstrap_interval(per_task: Sequence[float], seed: int = 0, level: float = LEVEL) -> tuple[float, float]:
+    """Percentile interval of the mean over tasks, tasks resampled with replacement.
+
+    Args:
+        per_task: one number for each task, for example its pass rate or a difference of two.
+        seed: of the resampling; the same seed gives the same interval.
+
+    Returns:
+        (nan, nan) without tasks.
+    """
+    values = np.asarray(per_task, np.float64)
+    if values.size == 0:
+        return math.nan, math.nan
+    generator = np.random.default_rng(derive(seed, "bootstrap"))
+    means = [values[generator.integers(0, values.size, values.size)].mean() for _ in range(RESAMPLES)]
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def measures(tallies: Sequence[Tally], k: int, seed: int = 0) -> dict[str, Any]:
+    """All measures of a set of tasks, ready for JSON.
+
+    Args:
+        tallies: one for each task.
+        k: attempts asked for at each task: the k of pass@k and pass^k and the n of n/n.
+        seed: of the bootstrap.
+
+    Returns:
+        `tasks`, `attempts`, `passes`, `voids`; `tasks_without_clean_attempts`, `tasks_short` (fewer than k
+        clean attempts, which pass@k and pass^k therefore leave out) and `attempts_per_task` [least, most];
+        `pass_at_1` with `pass_at_1_interval`; `pass_at_<k>`, `pass_hat_<k>` (unbiased),
+        `pass_hat_<k>_plug_in`; `observed_<k>_of_<k>`. A mean over no task is None.
+    """
+    clean = [tally for tally in tallies if tally.attempts]
+    full = [tally for tally in clean if tally.attempts >= k]
+    counts = [tally.attempts for tally in tallies]
+    return {
+        "tasks": len(tallies),
+        "attempts": sum(counts),
+        "passes": sum(tally.passes for tally in tallies),
+        "voids": sum(tally.voids for tally in tallies),
+        "tasks_without_clean_attempts": len(tallies) - len(clean),
+        "tasks_short": len(tallies) - len(full),
+        "attempts_per_task": [min(counts, default=0), max(counts, default=0)],
+        "pass_at_1": _mean([tally.rate for tally in clean]),
+        "pass_at_1_interval": list(bootstrap_interval([t.rate for t in clean], seed)) if clean else None,
+        f"pass_at_{k}": _mean([pass_at_k(t.attempts, t.passes, k) for t in full]),
+        f"pass_hat_{k}": _mean([pass_hat_k(t.attempts, t.passes, k) for t in full]),
+        f"pass_hat_{k}_plug_in": _mean([pass_hat_k_plug_in(t.attempts, t.passes, k) for t in clean]),
+        f"observed_{k}_of_{k}": sum(tally.passes == tally.attempts for tally in full),
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

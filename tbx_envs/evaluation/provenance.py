@@ -1,0 +1,137 @@
+"""Where a run came from: its command, its configuration, the commit and the versions it ran with; and that it is alone
+in its folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tbx_envs.errors import ConfigError
+from tbx_envs.evaluation.files import write_json
+from tbx_envs.version import __version__
+
+# What could change a number; each is named only where it is installed.
+LIBRARIES = (
+    *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy", "transformers", "tokenizers"),
+    *("gymnasium", "sqlalchemy", "mcp", "jsonschema", "pydantic", "hydra-core", "jinja2"),
+)
+
+
+def write_provenance(folder: Path | str, config: Mapping[str, Any], command: Sequence[str]) -> None:
+    """Write `run.json` into the run's folder.
+
+    Args:
+        config: the composed configuration, as JSON values.
+        command: as typed.
+    """
+    record = {
+        "command": list(command),
+        "config": config,
+        "tbx": __version__,
+        "commit": commit(),
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "libraries": library_versions(),
+    }
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "run.json", record)
+
+
+@contextlib.contextmanager
+def provenance(folder: Path | str, config: Mapping[str, Any], command: Sequence[str]) -> Iterator[None]:
+    """`run.json` while and after a run; a run that is refused as configured leaves the one that was there before.
+
+    Raises:
+        ConfigError: another process runs in this folder.
+    """
+    path = Path(folder) / "run.json"
+    with _alone_in(Path(folder)):
+        before = path.read_text(encoding="utf-8") if path.is_file() else None
+        write_provenance(folder, config, command)
+        try:
+            yield
+        except ConfigError:
+            if before is not None:
+                path.write_text(before, encoding="utf-8")
+            raise
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two runs in one folder would write into each other's files.
+
+    The lock is the process's own: children do not inherit it, and it ends with the process however that ends.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            file.seek(0)
+            raise ConfigError(
+                f"{folder}: process {file.read().strip()} is at work in this folder. Wait until it has ended, or "
+                f"choose another output_dir."
+            ) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def mark_provenance(folder: Path | str, fact: str) -> None:
+    """Write into a run's `run.json` that a fact holds of it; nothing where there is none (a run from Python)."""
+    path = Path(folder) / "run.json"
+    if path.is_file():
+        write_json(path, {**json.loads(path.read_text(encoding="utf-8")), fact: True})
+
+
+def library_versions() -> dict[str, str]:
+    """Installed versions of the libraries that could change a number."""
+    versions = {}
+    for name in LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def commit() -> str | None:
+    """The git commit of this package's own checkout, with `+` when it was changed since; None when it is not
+    one.
+
+    A package installed inside somebody's repository is not that repository's.
+    """
+    here = Path(__file__)
+    if _git(here, "ls-files", "--error-unmatch", here.name) is None:
+        return None
+    head, changes = (
+        _git(here, "rev-parse", "HEAD"),
+        _git(here, "status", "--porcelain", "--untracked-files=no"),
+    )
+    return None if head is None else head + ("+" if changes else "")
+
+
+def _git(here: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(here.parent), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

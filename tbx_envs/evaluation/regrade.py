@@ -1,0 +1,95 @@
+"""Episodes of an evaluation run graded again, without the agent: with another judge, a mended check, a newer version.
+
+An episode of a dataset's task was saved with the evidence that its check was given, so nothing of it is run again but
+the check. An episode of our own domains has its calls made again in a fresh world; they must be answered as they were,
+else the tools have changed and it cannot be graded again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tbx_envs.episode import Episode, Fault
+from tbx_envs.errors import ConfigError, EnvironmentFault
+from tbx_envs.evaluation.files import Row, RunLog, load_rows
+from tbx_envs.evaluation.run import row_of
+from tbx_envs.evaluation.transcripts import load_episodes
+from tbx_envs.runtime import EpisodeOptions
+from tbx_envs.sources import source_of, task_hash
+from tbx_envs.version import __version__
+
+
+def regrade(
+    source: Path | str,
+    rows_path: Path | str,
+    *,
+    judge: Any = "none",
+    judge_fingerprint: Any = None,
+    check_timeout_s: float = 60.0,
+    uids: Sequence[str] | None = None,
+    progress: Callable[[Row], None] | None = None,
+) -> list[Row]:
+    """Grade every episode in `source` again and write rows and episodes beside `rows_path`.
+
+    Void episodes stay void, unless it was the check that failed. One whose check fails now is void with that fault.
+
+    Args:
+        source: folder of the run.
+        judge: as in `EpisodeOptions`.
+        judge_fingerprint: what tells this judge from others, for the new run's fingerprint.
+        uids: only these tasks; None is all.
+        progress: called with each new row.
+
+    Returns:
+        The rows, in the order of the source's episodes.
+
+    Raises:
+        ConfigError: no run there, or another one where the rows go.
+        DomainError: a task that is not registered.
+    """
+    source = Path(source)
+    played, source_rows = load_rows(source)
+    retries = {(row["uid"], row["attempt"]): row["retry"] for row in source_rows}
+    chosen = [uid for uid in played["tasks"] if uids is None or uid in set(uids)]
+    if not chosen:
+        raise ConfigError(f"{source} has none of the tasks asked for; choose others, or leave tasks out.")
+    hashes = {uid: task_hash(uid) for uid in chosen}
+    fingerprint = {**played, "tasks": hashes, "tbx": __version__, "regraded": {"judge": judge_fingerprint}}
+    log = RunLog(Path(rows_path), json.loads(json.dumps(fingerprint)))
+    options = EpisodeOptions(judge=judge, check_timeout_s=check_timeout_s)
+    graded_before = {key for key, row in log.rows.items() if row["passed"] is not None}
+    order: dict[tuple[str, int], None] = {}
+    for episode in load_episodes(source / "episodes.jsonl"):
+        key = (episode.uid, episode.attempt)
+        if episode.uid not in hashes:
+            continue
+        order[key] = None
+        if key in graded_before:
+            continue
+        graded = regraded(episode, options)
+        row = row_of(graded, played["policy"]["name"], retries.get(key, 0), hashes[episode.uid])
+        log.append(row, graded)
+        if progress is not None:
+            progress(row)
+    log.rewrite_in_order(list(order))
+    return [log.rows[key] for key in order]
+
+
+def regraded(episode: Episode, options: EpisodeOptions) -> Episode:
+    """The episode with the report of a check made now; void when that check fails.
+
+    A void episode stays as it is, unless all that failed was its check: then what the check was given is there.
+    """
+    if episode.report is None and episode.evidence is None:
+        return episode
+    source = source_of(episode.uid)
+    try:
+        report, asked = source.grade_again(source.task(episode.uid), episode, options)
+    except EnvironmentFault as fault:
+        return dataclasses.replace(episode, report=None, reward=None, fault=Fault(fault.kind, str(fault)))
+    usage = {**episode.usage, **asked}
+    return dataclasses.replace(episode, report=report, reward=report.reward, fault=None, usage=usage)

@@ -1,0 +1,254 @@
+"""An evaluation run: every task attempted several times by one policy, one row of JSON for each attempt.
+
+The folder of an evaluation run holds
+
+    evaluation.json   what is measured: the fingerprint (policy, seed, attempts, hashes of the tasks, version)
+    rows.jsonl        one row an attempt, appended as episodes end
+    episodes.jsonl    the same episodes whole, for `tbx show`
+    summary.json      the measures, written at the end
+
+An evaluation run that was interrupted goes on where it stopped, if its fingerprint is the same: clean rows are
+kept, a line cut off by the interruption is dropped. An attempt voided by a fault is made again with a fresh
+seed; after `max_void_retries` it stays a void row, which is in no measure and in every report. Running the
+run again makes void rows again, since a fault (a server that was down) says nothing about the policy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tbx_envs.agents import Agent, Attempt
+from tbx_envs.episode import Episode
+from tbx_envs.errors import CheckFault, ConfigError, PolicyFault
+from tbx_envs.evaluation.files import Row, RunLog
+from tbx_envs.evaluation.metrics import Tally, measures
+from tbx_envs.seeding import derive
+from tbx_envs.sources import find_task, is_heldout_family, task_hash
+from tbx_envs.version import __version__
+
+# A run with a greater share of void attempts ends as an error: its measures rest on too little.
+MAX_VOID_SHARE = 0.05
+
+
+def run(
+    agent: Agent,
+    uids: Sequence[str],
+    *,
+    attempts: int,
+    seed: int,
+    rows_path: Path | str,
+    max_void_retries: int,
+    policy: Mapping[str, Any] | None = None,
+    progress: Callable[[Row], None] | None = None,
+) -> list[Row]:
+    """Attempt every task `attempts` times and write a row for each attempt.
+
+    Args:
+        agent: plays the attempts.
+        uids: the tasks, each once.
+        attempts: at each task.
+        seed: of the run; an attempt's seed is derived from it, its task, its number and how often it
+            was void.
+        rows_path: the file of rows; the other files of the run are written beside it.
+        max_void_retries: how often an attempt that is void is made again.
+        policy: what is evaluated, for the fingerprint and the rows: `name`, and whatever else tells two
+            policies apart (settings, the hash of a checkpoint).
+        progress: called with each new row.
+
+    Returns:
+        The rows of all attempts, kept ones included, by task in the order of `uids` and by attempt.
+
+    Raises:
+        ConfigError: the folder holds an evaluation run with another fingerprint, or a task is named twice.
+        PolicyFault: the agent as a whole failed, or gave back other episodes than asked for. What was
+            finished stays in the file.
+    """
+    if len(set(uids)) < len(uids):
+        raise ConfigError(f"{len(uids) - len(set(uids))} task(s) are named twice; name each once.")
+    policy = {"name": type(agent).__name__, **(policy or {})}
+    fingerprint = run_fingerprint(policy, uids, attempts, seed)
+    log = RunLog(Path(rows_path), fingerprint)
+    wanted = [(uid, attempt) for uid in uids for attempt in range(attempts)]
+    rows = log.rows
+    retries = {key: rows[key]["retry"] + 1 if key in rows else 0 for key in wanted}
+    voids = {key: _voids(rows[key]) if key in rows else NO_VOIDS for key in wanted}
+    pending = [key for key in wanted if key not in rows or rows[key]["passed"] is None]
+    for round_number in range(max_void_retries + 1):
+        final = round_number == max_void_retries
+        made = [Attempt(uid, n, attempt_seed(seed, uid, n, retries[uid, n])) for uid, n in pending]
+        pending = []
+        for episode in _played(agent, made):
+            key = (episode.uid, episode.attempt)
+            row = row_of(episode, policy["name"], retries[key], fingerprint["tasks"][episode.uid], voids[key])
+            if row["passed"] is None and not final:
+                retries[key] += 1
+                voids[key] = _voids(row)
+                pending.append(key)
+                continue
+            log.append(row, episode)
+            if progress is not None:
+                progress(row)
+        if not pending:
+            break
+    log.rewrite_in_order(wanted)
+    return [rows[key] for key in wanted]
+
+
+def run_fingerprint(policy: Mapping[str, Any], uids: Sequence[str], attempts: int, seed: int) -> dict[str, Any]:
+    """What makes two evaluation runs the same; JSON values."""
+    tasks = {uid: task_hash(uid) for uid in uids}
+    fingerprint = {"policy": policy, "attempts": attempts, "seed": seed, "tasks": tasks, "tbx": __version__}
+    return json.loads(json.dumps(fingerprint))  # what it is once it has been in a file
+
+
+def attempt_seed(seed: int, uid: str, attempt: int, retry: int) -> int:
+    """The seed of one attempt; a retry after a fault gets another one."""
+    return derive(seed, "attempt", uid, attempt, retry)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class VoidTries:
+    """What is kept of the tries at an attempt that were void and made again.
+
+    Attributes:
+        usage: their tokens: they were paid for, and nothing came of them.
+        faults: kind and message of each.
+    """
+
+    usage: Mapping[str, int]
+    faults: tuple[str, ...]
+
+
+NO_VOIDS = VoidTries({}, ())
+
+
+def _voids(row: Row) -> VoidTries:
+    """Of a void try and of those before it."""
+    tokens = {name: count for name, count in row["usage"].items() if name.endswith("_tokens")}
+    before = row.get("void_usage", {})
+    usage = {name: tokens.get(name, 0) + before.get(name, 0) for name in {**tokens, **before}}
+    return VoidTries(usage, (*row.get("void_faults", ()), f"{row['fault']}: {row['fault_message']}"))
+
+
+def row_of(episode: Episode, policy_name: str, retry: int, content_hash: str, voids: VoidTries = NO_VOIDS) -> Row:
+    """The row of an episode.
+
+    Args:
+        retry: how often this attempt had been void before.
+        voids: what is kept of those tries.
+
+    Raises:
+        CheckFault: the reward is neither the report's nor missing with a fault: it was not made by the environment.
+    """
+    reward = episode.reward
+    if episode.fault is not None:
+        sound = reward is None
+    else:
+        sound = episode.report is not None and reward == episode.report.reward and 0.0 <= reward <= 1.0
+    if not sound:
+        raise CheckFault(
+            f"task {episode.uid}: an episode with fault {episode.fault} came with reward {episode.reward}; "
+            f"wanted its report's, in [0, 1], for a clean one, None for a void one. Take rewards from the environment."
+        )
+    usage = {name: int(number) for name, number in episode.usage.items()}
+    return {
+        "uid": episode.uid,
+        "family": find_task(episode.uid).family,
+        "attempt": episode.attempt,
+        "passed": episode.passed,
+        "reward": episode.reward,
+        "fault": None if episode.fault is None else episode.fault.kind,
+        "fault_message": None if episode.fault is None else episode.fault.message,
+        "finish_reason": None if episode.reward is None else str(episode.finish_reason),
+        "seed": episode.seed,
+        "retry": retry,
+        "agent_turns": usage.pop("agent_turns", 0),
+        "tool_calls": usage.pop("tool_calls", 0),
+        "usage": usage,
+        "void_usage": dict(voids.usage),
+        "void_faults": list(voids.faults),
+        "seconds": {part: float(number) for part, number in episode.seconds.items()},
+        "content_hash": content_hash,
+        "tbx": __version__,
+        "policy": policy_name,
+    }
+
+
+def _played(agent: Agent, attempts: Sequence[Attempt]) -> Iterator[Episode]:
+    """The agent's episodes, each checked to be one that was asked for and is still missing."""
+    missing = {(attempt.uid, attempt.index): attempt.seed for attempt in attempts}
+    for episode in agent.run(attempts):
+        if missing.pop((episode.uid, episode.attempt), None) != episode.seed:
+            raise PolicyFault(
+                f"{type(agent).__name__} gave back attempt {episode.attempt} at {episode.uid} with seed "
+                f"{episode.seed}, which was not asked for or had come already. Yield one episode for each attempt."
+            )
+        yield episode
+    if missing:
+        uid, attempt = next(iter(missing))
+        raise PolicyFault(
+            f"{type(agent).__name__} gave back no episode for {len(missing)} of {len(attempts)} attempts, "
+            f"such as attempt {attempt} at {uid}. Yield one for each, void ones too."
+        )
+
+
+def tallies_of(rows: Iterable[Row]) -> list[Tally]:
+    """One tally for each task, in the order in which the rows name them."""
+    by_task: dict[str, list[Row]] = {}
+    for row in rows:
+        by_task.setdefault(row["uid"], []).append(row)
+    return [
+        Tally(
+            uid=uid,
+            family=of_task[0]["family"],
+            passes=sum(row["passed"] is True for row in of_task),
+            attempts=sum(row["passed"] is not None for row in of_task),
+            voids=sum(row["passed"] is None for row in of_task),
+        )
+        for uid, of_task in by_task.items()
+    ]
+
+
+def summarize(rows: Sequence[Row], attempts: int, seed: int = 0) -> dict[str, Any]:
+    """The measures of an evaluation run: overall, of families never trained, and of each family.
+
+    Args:
+        attempts: asked for at each task; the k of pass@k and the n of n/n.
+        seed: of the intervals' bootstrap.
+
+    Returns:
+        `tbx_envs.evaluation.metrics.measures` with `unseen_families` and `families` (family -> measures), `void_kinds`
+        (kind of fault -> number of void rows) and `retries` (attempts made again after a fault).
+    """
+    tallies = tallies_of(rows)
+    unseen = [tally for tally in tallies if is_heldout_family(find_task(tally.uid))]
+    families: dict[str, list[Tally]] = {}
+    for tally in tallies:
+        families.setdefault(tally.family, []).append(tally)
+    kinds = [row["fault"] for row in rows if row["fault"] is not None]
+    return {
+        **measures(tallies, attempts, seed),
+        "void_kinds": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
+        "retries": sum(row["retry"] for row in rows),
+        "unseen_families": measures(unseen, attempts, seed),
+        "families": {name: measures(family, attempts, seed) for name, family in families.items()},
+    }
+
+
+def refuse_many_voids(rows: Sequence[Row]) -> None:
+    """The end of a run whose measures rest on too little.
+
+    Raises:
+        PolicyFault: more than `MAX_VOID_SHARE` of the attempts are void.
+    """
+    void = [row for row in rows if row["passed"] is None]
+    if len(void) > MAX_VOID_SHARE * len(rows):
+        raise PolicyFault(
+            f"{len(void)} of {len(rows)} attempts are void (at most {MAX_VOID_SHARE:.0%} may be); the first "
+            f"fault is {void[0]['fault']}: {void[0]['fault_message']} Fix the cause and run the same command "
+            f"again: clean rows are kept."
+        )

@@ -1,0 +1,1 @@
+"""Other people's ThinkingBox datasets: reading them, running their servers, grading with their test code."""

@@ -1,0 +1,106 @@
+"""What a dataset's agent sees of its servers' tools: chosen, described and answered as scenario and agent file say.
+
+The agent's own built-in tools come first, then the servers' in the order of their registration; the scenario chooses
+among them, and its order means nothing. Reserved tools have no way in here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tbx_envs.errors import DomainError, did_you_mean
+from tbx_envs.thinkingbox.dataset.records import BuiltinTool, DatasetTask, ToolChoice
+from tbx_envs.tools.arguments import transport_problem
+from tbx_envs.tools.session import Answer, ServedTool, ServerSession
+
+# What the agent reads, as in the original, when a direct response cannot be made of a result.
+_NO_DIRECT_RESPONSE = "Error in function execution"
+
+
+class AgentTools:
+    """The tools of one episode.
+
+    Attributes:
+        dicts: OpenAI-function style dictionaries, in the order in which the agent reads them.
+        ends_turn: names of the tools that end the conversation.
+
+    Raises:
+        DomainError: the scenario names tools that no server has, or a server's tool is called like one of the agent's.
+    """
+
+    def __init__(self, task: DatasetTask, session: ServerSession) -> None:
+        self._session = session
+        self._choices: dict[str, ToolChoice | BuiltinTool] = {tool.name: tool for tool in task.builtin_tools}
+        chosen = {choice.name: choice for choice in task.tools}
+        served = [tool for tool in session.tools if tool.name in chosen]
+        _refuse_impossible(task, session, served)
+        self.dicts = [_function_dict(tool.name, tool.description, tool.input_schema) for tool in task.builtin_tools]
+        for tool in served:
+            choice = chosen[tool.name]
+            self._choices[tool.name] = choice
+            self.dicts.append(_described(tool, choice))
+        self.ends_turn = frozenset(name for name, choice in self._choices.items() if choice.ends_turn)
+
+    def call(self, name: Any, arguments: Any) -> Answer:
+        """The answer to one call.
+
+        Raises:
+            ToolFault: the server failed.
+        """
+        problem = transport_problem(name, arguments)
+        if problem is not None:
+            return Answer(problem, "invalid")
+        choice = self._choices.get(name)
+        if choice is None or isinstance(choice, BuiltinTool):  # a built-in tool that ends nothing does nothing
+            return Answer(f"Error: function '{name}' does not exist", "invalid")
+        answer = self._session.call(name, dict(arguments))
+        return answer if choice.direct_response is None else _with_direct_response(answer, choice.direct_response)
+
+
+def _refuse_impossible(task: DatasetTask, session: ServerSession, served: list[ServedTool]) -> None:
+    there = [tool.name for tool in session.tools]
+    problems = [
+        f"the scenario '{task.scenario}' offers '{choice.name}', which no server has.{did_you_mean(choice.name, there)}"
+        for choice in task.tools
+        if choice.name not in there
+    ]
+    builtin = {tool.name for tool in task.builtin_tools}
+    problems += [
+        f"'{tool.name}' is a tool of the agent '{task.agent}' and of the server '{tool.server}'"
+        for tool in served
+        if tool.name in builtin
+    ]
+    if problems:
+        raise DomainError(
+            f"task {task.uid}: {len(problems)} problem(s) with its tools:\n  "
+            + "\n  ".join(problems)
+            + f"\nServers: {', '.join(task.servers)}. Mend the scenario, the agent file or the servers."
+        )
+
+
+def _function_dict(name: str, description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": name, "description": description, "parameters": json.loads(json.dumps(dict(schema)))}
+    return {"type": "function", "function": function}
+
+
+def _described(tool: ServedTool, choice: ToolChoice) -> dict[str, Any]:
+    """The tool with the scenario's words instead of the server's; words for an argument that it lacks are dropped."""
+    made = _function_dict(tool.name, tool.description, tool.input_schema)
+    if choice.description is not None:
+        made["function"]["description"] = choice.description
+    properties = made["function"]["parameters"].get("properties", {})
+    for name, words in choice.argument_descriptions.items():
+        if name in properties:
+            properties[name]["description"] = words
+    return made
+
+
+def _with_direct_response(answer: Answer, template: str) -> Answer:
+    """The answer, and the words for the user that its JSON object fills into the template."""
+    try:
+        direct = template.format(**json.loads(answer.text))
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError):
+        return Answer(_NO_DIRECT_RESPONSE, "rejected")
+    return Answer(answer.text, answer.status, direct=direct)

@@ -1,0 +1,1 @@
+"""The original's HTTP session API: `tbx serve`."""

@@ -1,0 +1,141 @@
+"""Datasets in the layout of ThinkingBox: read as they are, each task a Gymnasium id.
+
+`register_dataset` makes a dataset's tasks known in this process; `TBX_DATASETS` (paths, colon-separated) does so in
+every process that imports tbx_envs, workers that are spawned included. A uid of a dataset has exactly one colon
+(`file.py:test`), a built-in one has none.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+
+from tbx_envs.errors import DomainError, TbxError, did_you_mean
+from tbx_envs.registration import BUILT_IN, register_uids, unregister_uids
+from tbx_envs.thinkingbox.dataset.dataset import Dataset
+
+DATASETS = "TBX_DATASETS"
+# Words that `tasks=` understands otherwise.
+RESERVED = ("all", "train", "heldout", "datasets", *BUILT_IN)
+
+_registered: dict[str, Dataset] = {}
+_owners: dict[str, Dataset] = {}
+_broken: dict[str, TbxError] = {}
+
+
+def is_dataset_uid(uid: str) -> bool:
+    """True for a dataset's task, known or not."""
+    return ":" in uid
+
+
+def register_dataset(
+    path: str | os.PathLike[str],
+    *,
+    servers_python: str | os.PathLike[str] | None = None,
+    test_list: str | os.PathLike[str] | Sequence[str] | None = None,
+    servers: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    agent: str | None = None,
+) -> Dataset:
+    """Make the tasks of a dataset known in this process, each as `ThinkingBox/<file.py>.<test>-v0`.
+
+    Files are read anew when a dataset is registered again. Arguments are those of
+    `tbx_envs.thinkingbox.dataset.dataset.Dataset`.
+
+    Raises:
+        DomainError: no dataset is there, its tests cannot be known, or another one has its name or some of its uids.
+    """
+    dataset = Dataset(path, servers_python=servers_python, test_list=test_list, servers=servers, name=name, agent=agent)
+    dataset.refuse_unreadable()
+    if dataset.name in RESERVED:
+        raise DomainError(f"a dataset cannot be called '{dataset.name}', which means other tasks; give it a name=.")
+    before = _registered.get(dataset.name)
+    if before is not None and before.root != dataset.root:
+        raise DomainError(
+            f"two datasets are called '{dataset.name}': {before.root} is registered, and {dataset.root} would be. "
+            f"Give one of them a name=."
+        )
+    shared = [uid for uid in dataset.uids() if _owners.get(uid, before) is not before]
+    if shared:
+        other = _owners[shared[0]]
+        raise DomainError(
+            f"datasets '{other.name}' ({other.root}) and '{dataset.name}' ({dataset.root}) both have {shared[0]}"
+            f"{f' and {len(shared) - 1} more of the same uids' if len(shared) > 1 else ''}. Register one of them, or "
+            f"give test_list= the tests that only it has."
+        )
+    if before is not None:
+        _forget(before)
+    _registered[dataset.name] = dataset
+    _owners.update(dict.fromkeys(dataset.uids(), dataset))
+    register_uids(dataset.uids())
+    return dataset
+
+
+def registered_datasets() -> tuple[Dataset, ...]:
+    """The datasets known in this process, in the order in which they were registered."""
+    return tuple(_registered.values())
+
+
+def dataset_of(uid: str) -> Dataset:
+    """The dataset that has a task.
+
+    Raises:
+        DomainError: none has.
+    """
+    if uid in _owners:
+        return _owners[uid]
+    refuse_broken()
+    if not _registered:
+        raise DomainError(
+            f"unknown task '{uid}': no dataset is registered. Set {DATASETS} to its path, or call "
+            f"tbx_envs.register_dataset."
+        )
+    known = ", ".join(f"'{dataset.name}' ({len(dataset.uids())} tasks)" for dataset in _registered.values())
+    raise DomainError(f"unknown task '{uid}'.{did_you_mean(uid, _owners)} Registered: {known}.")
+
+
+def register_from_environment(environ: Mapping[str, str] | None = None) -> None:
+    """Register what `TBX_DATASETS` names. A path that cannot be is warned of here, and an error where it is used."""
+    environ = os.environ if environ is None else environ
+    for given in environ.get(DATASETS, "").split(os.pathsep):
+        if not given.strip():
+            continue
+        try:
+            register_dataset(given.strip())
+        except TbxError as error:
+            _broken[given] = error
+            first, *rest = str(error).splitlines()
+            more = f" {rest[0].strip()}{' ...' if len(rest) > 1 else ''}" if rest else ""
+            warnings.warn(
+                f"{DATASETS}: {given} is not registered: {first}{more}", category=RuntimeWarning, stacklevel=2
+            )
+
+
+def refuse_broken() -> None:
+    """Raise what kept a path of `TBX_DATASETS` from being registered.
+
+    Raises:
+        DomainError: there is such a path.
+    """
+    if _broken:
+        said = "\n".join(f"{given}: {error}" for given, error in _broken.items())
+        raise DomainError(f"{DATASETS} names what could not be registered:\n{said}")
+
+
+def _forget(dataset: Dataset) -> None:
+    unregister_uids(dataset.uids())
+    for uid in dataset.uids():
+        _owners.pop(uid, None)
+    _registered.pop(dataset.name, None)
+
+
+__all__ = [
+    "Dataset",
+    "dataset_of",
+    "is_dataset_uid",
+    "refuse_broken",
+    "register_dataset",
+    "register_from_environment",
+    "registered_datasets",
+]

@@ -1,0 +1,1 @@
+"""Grading an episode of a dataset with its own test code, in a worker process."""

@@ -1,0 +1,335 @@
+"""The check of a dataset's task: its test function, run on the episode's evidence.
+
+A test that raises nothing passes, and what it returns is the reward; an `AssertionError` fails it. Everything else is a
+fault: another exception, a crash, too much time or memory, a judge that does not answer. Test code never runs in this
+process: each grade has a child of the warm worker (`tbx_envs.thinkingbox.grading.worker_process`) to itself, without
+keys, and what it needs of judge and servers it asks for over its socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tbx_envs.episode import CheckReport
+from tbx_envs.errors import CheckFault, ConfigError, TbxError
+from tbx_envs.thinkingbox.grading.judge import Judge, Opinion
+from tbx_envs.thinkingbox.grading.worker.check_server.frames import FrameReader, frame
+from tbx_envs.thinkingbox.grading.worker_process import WorkerProcess
+from tbx_envs.tools.session import ServerSession
+
+_MEMORY_BYTES = 2 * 2**30
+_BEGIN_TIMEOUT_S = 60.0
+_LOOK_AGAIN_S = 0.25  # while a judge is waited for, and the clock of the test stands still
+_NUM_NOTE_CHARS = 2000
+
+# What a test may call of a judge.
+_JUDGE_METHODS = frozenset(
+    {"text_yesno", "text_yesno_with_motivation", "compare_yesno", "yesno", "no_repeat", "evaluate_bool"}
+)
+
+
+class CheckWorker:
+    """Grades evidence. Thread-safe: each thread's grade runs in a process of its own.
+
+    Args:
+        timeout_s: how long a test may run; waiting for a judge or a server does not count.
+        memory_bytes: address space that a test may use.
+        paths: folders to import fixtures from, besides those of this interpreter.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float = 60.0,
+        memory_bytes: int = _MEMORY_BYTES,
+        paths: Sequence[str | Path] = (),
+    ) -> None:
+        self._timeout_s = timeout_s
+        # Processor time is the second line: a little more, so that of two limits the first one is always the same.
+        self._process = WorkerProcess(cpu_s=math.ceil(timeout_s) + 2, memory_bytes=memory_bytes, paths=paths)
+
+    def grade(
+        self,
+        test_code: str,
+        evidence: Mapping[str, Any],
+        *,
+        fixtures: Mapping[str, Mapping[str, Any]],
+        judge: Judge | None,
+        session: ServerSession | None,
+        uid: str,
+    ) -> CheckReport:
+        """What the test says of the evidence.
+
+        Args:
+            test_code: defines `__tb_test_fn`.
+            evidence: of `tbx_envs.thinkingbox.grading.evidence.evidence_of`, fresh or read from a file.
+            judge: answers the test's questions; None: a test that asks is void.
+            session: the servers of the episode, for tests that call their tools; None: they are gone.
+
+        Raises:
+            CheckFault: there is no verdict; the message says why.
+            ConfigError: the judge answers nobody: no test that asks it can be graded.
+        """
+        request = {
+            "code": test_code,
+            "evidence": evidence,
+            "fixtures": fixtures,
+            "judge_type": "motivation" if judge is not None and judge.kind == "motivation" else "legacy",
+            "uid": uid,
+        }
+        with _Grading(uid, judge, session, self._timeout_s) as grading:
+            return grading.run(self._process.connect, request)
+
+    def close(self) -> None:
+        """End the worker and every grade in it."""
+        self._process.close()
+
+    def __enter__(self) -> CheckWorker:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the worker's process, None when none runs."""
+        return self._process.pid
+
+
+class _Grading:
+    """One grade: the conversation with its child."""
+
+    def __init__(self, uid: str, judge: Judge | None, session: ServerSession | None, timeout_s: float) -> None:
+        self._uid = uid
+        self._answers = _Answers(uid, judge, session)
+        self._timeout_s = timeout_s
+        self._clock = _Stopwatch()
+        self._send_lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._sock: socket.socket | None = None
+
+    def __enter__(self) -> _Grading:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._hang_up()
+        for thread in self._threads:  # ends with its judge's or server's time limit, or when their endpoint is stopped
+            thread.join()
+
+    def run(self, connect: Callable[[], socket.socket], request: Mapping[str, Any]) -> CheckReport:
+        reader = self._begin(connect, frame(dict(request)))
+        self._clock = _Stopwatch()
+        try:
+            report = self._report(self._converse(reader))
+        except CheckFault as fault:
+            raise self._answers.fault or fault from None
+        if self._answers.fault is not None:  # whatever the test made of it
+            raise self._answers.fault
+        return report
+
+    def _begin(self, connect: Callable[[], socket.socket], request: bytes) -> FrameReader:
+        """The child has the request. A worker that died before that is no fault, since nothing was run: once more."""
+        ending: Mapping[str, Any] = {}
+        for _ in range(2):
+            self._sock = connect()
+            reader = FrameReader(self._sock)
+            with contextlib.suppress(OSError, EOFError):
+                self._sock.sendall(request)
+                ending = reader.read(_BEGIN_TIMEOUT_S) or {"ended": f"silent for {_BEGIN_TIMEOUT_S:g} s"}
+                if "begun" in ending:
+                    return reader
+            self._hang_up()
+        how = ending.get("ended", "the worker is gone")
+        raise self._void(f"did not begin ({how})", ending.get("last_words", ""))
+
+    def _hang_up(self) -> None:
+        """The worker ends the child, if there still is one, also where a forked process has a copy of the socket."""
+        if self._sock is not None:
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            self._sock.close()
+
+    def _converse(self, reader: FrameReader) -> dict[str, Any]:
+        """The child's result. When this returns or raises, the child is gone."""
+        result: dict[str, Any] | None = None
+        while True:
+            message = self._next(reader)
+            match message:
+                case {"ask": number, "whom": whom, "method": method, "arguments": arguments}:
+                    self._answer_in_thread(number, whom, method, arguments)
+                case {"result": dict(said)}:
+                    result = said
+                case _ if result is not None:
+                    return result
+                case _:
+                    how = message.get("ended", "it sent what is no message")
+                    hint = ": out of processor time" if how == "SIGXCPU" else ""
+                    raise self._void(f"ended its process ({how}{hint})", message.get("last_words", ""))
+
+    def _next(self, reader: FrameReader) -> dict[str, Any]:
+        """The next message of the child, or of the server about its end."""
+        while True:
+            left_s = self._timeout_s - self._clock.seconds()
+            if left_s <= 0:
+                self._end_child(reader)
+                raise self._void(f"took longer than {self._timeout_s:g} s")
+            try:
+                message = reader.read(_LOOK_AGAIN_S if self._clock.is_stopped else left_s)
+            except (EOFError, ValueError):
+                return {"ended": "the check worker is gone"}
+            if message is not None:
+                return message
+
+    def _end_child(self, reader: FrameReader) -> None:
+        """Say that nothing more is wanted, and wait until the worker has ended the child."""
+        assert self._sock is not None
+        with contextlib.suppress(OSError, EOFError, ValueError):
+            self._sock.shutdown(socket.SHUT_WR)
+            while (message := reader.read(_BEGIN_TIMEOUT_S)) is not None and "ended" not in message:
+                pass
+
+    def _answer_in_thread(self, number: int, whom: str, method: str, arguments: list[Any]) -> None:
+        def answer() -> None:
+            with self._clock.stopped():
+                reply = self._answers.answer(number, whom, method, arguments)
+                with self._send_lock, contextlib.suppress(OSError):  # the child may be gone
+                    sock.sendall(reply)
+
+        sock = self._sock
+        assert sock is not None
+        thread = threading.Thread(target=answer, name=f"tbx-{whom}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _report(self, result: Mapping[str, Any]) -> CheckReport:
+        notes = _notes(result, self._answers.notes)
+        match result["verdict"]:
+            case "passed":
+                return CheckReport(True, "test_code", score=result["reward"], notes=notes)
+            case "failed":
+                return CheckReport(False, "test_code", differences=_differences(result), notes=notes)
+        where = f" in line {result['line']}, `{result['content']}`" if result["line"] else ""
+        raise self._void(f"raised {result['error']}: {result['message']}{where}", result["traceback"])
+
+    def _void(self, what: str, details: str = "") -> CheckFault:
+        hint = "That is no verdict: mend the test, its fixtures or the effects that it reads."
+        return CheckFault("\n".join(filter(None, [f"task {self._uid}: its test {what}. {hint}", details.strip()])))
+
+
+def _differences(result: Mapping[str, Any]) -> tuple[str, ...]:
+    said = [line for line in result["message"].splitlines() if line.strip()]
+    if result["line"]:
+        return (*said, f"line {result['line']}: {result['content']}")
+    return tuple(said) or (f"{result['error']} outside of the test's own code",)
+
+
+def _notes(result: Mapping[str, Any], asked: Sequence[str]) -> tuple[str, ...]:
+    printed = [f"printed: {line}" for line in result["prints"].splitlines() if line.strip()]
+    metadata = [f"{name}: {_shortened(json.dumps(value))}" for name, value in result["metadata"].items()]
+    return (*asked, *metadata, *printed)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _NUM_NOTE_CHARS else text[:_NUM_NOTE_CHARS] + "..."
+
+
+class _Stopwatch:
+    """Seconds since it was made, without those in which somebody held it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since = time.monotonic()
+        self._before_s = 0.0
+        self._num_holding = 0
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._num_holding > 0
+
+    def seconds(self) -> float:
+        with self._lock:
+            return self._before_s + (0.0 if self._num_holding else time.monotonic() - self._since)
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        with self._lock:
+            if not self._num_holding:
+                self._before_s += time.monotonic() - self._since
+            self._num_holding += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_holding -= 1
+                self._since = time.monotonic()
+
+
+class _Answers:
+    """Answers what a test asks of judge and servers, and remembers what went wrong: a test cannot swallow that.
+
+    Attributes:
+        fault: the first thing that went wrong; `ConfigError` when it goes wrong for every test.
+        notes: what the judge was asked and said, in the order of the answers.
+    """
+
+    def __init__(self, uid: str, judge: Judge | None, session: ServerSession | None) -> None:
+        self._uid = uid
+        self._judge = judge
+        self._session = session
+        self._session_lock = threading.Lock()  # the calls of an episode are made one after the other
+        self.fault: CheckFault | ConfigError | None = None
+        self.notes: list[str] = []
+
+    def answer(self, number: int, whom: str, method: str, arguments: list[Any]) -> bytes:
+        """The message that answers question `number`."""
+        try:
+            value = self._ask_judge(method, arguments) if whom == "judge" else self._call_server(arguments)
+            return frame({"to": number, "value": value})
+        except Exception as error:  # the process boundary: whatever judge or server raise voids the grade
+            fault = error if isinstance(error, CheckFault | ConfigError) else self._fault(whom, error)
+            self.fault = self.fault or fault
+            return frame({"to": number, "error": str(error)})
+
+    def _fault(self, whom: str, error: Exception) -> CheckFault:
+        what = "the judge did not answer" if whom == "judge" else "a server did not answer its test"
+        kind = "" if isinstance(error, TbxError) else f"{type(error).__name__}: "
+        fault = CheckFault(f"task {self._uid}: {what}: {kind}{error}")
+        fault.__cause__ = error
+        return fault
+
+    def _ask_judge(self, method: str, arguments: list[Any]) -> Any:
+        if self._judge is None:
+            raise CheckFault(
+                f"task {self._uid}: its test asks a judge, and there is none. Give judge=yes (every answer is yes) or "
+                f"judge=endpoint (a model)."
+            )
+        if method not in _JUDGE_METHODS:
+            raise CheckFault(f"task {self._uid}: its test asks a judge for '{method}', which no judge has.")
+        answer = getattr(self._judge, method)(*arguments)
+        opinion = answer if isinstance(answer, Opinion) else Opinion(answer)
+        if not isinstance(opinion.answer, bool):
+            raise CheckFault(f"task {self._uid}: the judge's {method} answered {answer!r}, neither yes nor no.")
+        why = f" ({opinion.motivation})" if opinion.motivation else ""
+        asked = " ".join(str(arguments[-1]).split())
+        self.notes.append(_shortened(f"judge, {'yes' if opinion.answer else 'no'}{why}: {asked}"))
+        if isinstance(answer, Opinion):
+            return {"answer": opinion.answer, "motivation": opinion.motivation}
+        return opinion.answer
+
+    def _call_server(self, arguments: list[Any]) -> Any:
+        if self._session is None:
+            raise CheckFault(
+                f"task {self._uid}: its test calls tools of its servers, which are gone. Such a task cannot be graded "
+                f"again from its evidence; play it again."
+            )
+        server, name, tool_arguments = arguments
+        with self._session_lock:
+            return self._session.call_reserved(server, name, tool_arguments)

@@ -1,0 +1,1 @@
+"""A stand-in for the search service that the benchmark's servers expect."""

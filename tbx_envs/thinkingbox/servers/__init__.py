@@ -1,0 +1,1 @@
+"""A dataset's own MCP servers, in processes of their own."""

@@ -1,0 +1,500 @@
+"""Starts the processes of one server's sessions, through a program of its own (`fork_server`) that outlives none of us.
+
+Everything here runs in the thread of one event loop. By `fork` the program imports the server once and forks it for
+each session; by `spawn` it runs the server's command for each. Where a server cannot be forked, it is spawned, and a
+log line says why. Both ways give a process the same things: a socket as stdin and stdout, a pipe as stderr, a process
+group of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from tbx_envs.errors import ConfigError, ToolFault
+from tbx_envs.thinkingbox.servers.servers_file import ProcessServer
+
+logger = logging.getLogger(__name__)
+
+Start = Literal["fork", "spawn"]
+PROGRAM = Path(__file__).with_name("fork_server.py")
+
+_TAIL_BYTES = 4000  # of stderr that is kept
+_END_S = 3.0  # for the program to end once its control socket has
+_PLAIN_OPTIONS = frozenset("bBdEIOPqsSuv")  # options of the interpreter that take no argument
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClockSetting:
+    """The clock of a session's processes.
+
+    Attributes:
+        moment_ns: nanoseconds since 1970 (UTC).
+        runs: whether it goes on from there.
+    """
+
+    moment_ns: int
+    runs: bool
+
+
+class ErrorTail:
+    """The end of what a process wrote to stderr: read as it comes, so that the process never waits."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self._loop, self._descriptor, self._tail = loop, descriptor, b""
+        loop.add_reader(descriptor, self._read)
+
+    @property
+    def text(self) -> str:
+        if self._descriptor >= 0:
+            self._read()
+        return self._tail.decode(errors="replace").strip()
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            self._read()
+        if self._descriptor >= 0:
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def forget(self) -> None:
+        """Let go of the descriptor in a forked child, without touching the loop."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._descriptor, 1 << 16)
+        except BlockingIOError:
+            return
+        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+        if not data:
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class ServerProcess:
+    """A process that serves one session.
+
+    Attributes:
+        pid: also of its process group.
+        link: our end of its stdin and stdout.
+        errors: the end of its stderr.
+        ended: its wait status, once it is gone; None if its launcher went first.
+    """
+
+    pid: int
+    link: socket.socket
+    errors: ErrorTail
+    ended: asyncio.Future[int | None]
+    launcher: Launcher
+
+    def kill(self) -> None:
+        """Kill it and its process group; `ended` says when it is gone."""
+        self.launcher.kill(self.pid)
+
+    def forget(self) -> None:
+        """Let go of the descriptors in a forked child."""
+        if self.link.fileno() >= 0:
+            os.close(self.link.detach())
+        self.errors.forget()
+
+    def describe_end(self) -> str:
+        """How it ended, for people."""
+        status = self.ended.result() if self.ended.done() else None
+        if status is None:
+            return "its process is gone"
+        code = os.waitstatus_to_exitcode(status)
+        if code >= 0:
+            return f"its process ended with status {code}"
+        return f"its process was killed by {signal.Signals(-code).name}"
+
+
+class Launcher:
+    """The processes of one server.
+
+    Attributes:
+        server: whose processes.
+        how: how they are started; `fork` turns into `spawn` where the server cannot be forked.
+        listings: what the server lists, by clock: forks of one image list the same, so they are asked once.
+    """
+
+    def __init__(self, server: ProcessServer, how: Start) -> None:
+        self.server = server
+        self.how: Start = how
+        self.listings: dict[ClockSetting | None, Any] = {}
+        self._loop = asyncio.get_running_loop()
+        self._program: _Program | None = None
+        self._starting: asyncio.Task[_Program] | None = None
+
+    async def start_process(self, clock: ClockSetting | None) -> ServerProcess:
+        """A new process of the server.
+
+        Raises:
+            ToolFault: the server cannot be imported, or no process could be made.
+            ConfigError: its command cannot be run, or its module is not there.
+        """
+        program = await self._running_program()
+        if self.how == "fork":
+            return await program.start(self, {"clock": None if clock is None else dataclasses.asdict(clock)})
+        return await program.start(self, {"command": _spawn_command(self.server, clock)})
+
+    async def reason_in_vain(self) -> ConfigError | None:
+        """Why a process that ended before it said anything can never be started: the server is not there.
+
+        Asked after the fact and of the same interpreter, since what an interpreter says of it on stderr is no
+        protocol. None where there is no such reason, and where the import has looked already.
+        """
+        python = python_program(self.server)
+        if python is None or self.how == "fork":
+            return None
+        try:
+            program = _Program(self.server, [python.interpreter, *python.options], {**python.config, "look": True})
+        except ConfigError as error:
+            return error
+        try:
+            ready = await program.ready
+        except ToolFault:
+            return None
+        finally:
+            await program.close()
+        return _not_found(self.server, python, ready["why"]) if ready.get("missing") else None
+
+    def kill(self, pid: int) -> None:
+        if self._program is not None:
+            self._program.kill(pid)
+
+    async def close(self) -> None:
+        """End the program and with it all processes."""
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        if self._program is not None:
+            await self._program.close()
+
+    def forget(self) -> None:
+        """Let go of all descriptors in a forked child."""
+        if self._program is not None:
+            self._program.forget()
+
+    async def _running_program(self) -> _Program:
+        """The program; started by the first who asks, and again when it has died."""
+        if self._program is not None and self._program.gone:
+            await self._program.close()
+            self._program = None
+        if self._program is None:
+            if self._starting is None:
+                self._starting = self._loop.create_task(self._start_program())
+                self._starting.add_done_callback(self._started)
+            await asyncio.shield(self._starting)
+        assert self._program is not None
+        return self._program
+
+    def _started(self, task: asyncio.Task[_Program]) -> None:
+        self._starting = None
+        if not task.cancelled() and task.exception() is None:
+            self._program = task.result()
+
+    async def _start_program(self) -> _Program:
+        python = python_program(self.server) if self.how == "fork" else None
+        if self.how == "fork" and python is None:
+            self._fall_back("its command is no Python module or script")
+        if self.how == "fork":
+            assert python is not None
+            program = _Program(self.server, [python.interpreter, *python.options], python.config)
+        else:
+            program = _Program(self.server, [sys.executable, "-I", "-S"], {})
+        try:
+            ready = await program.ready
+        except BaseException:
+            await program.close()
+            raise
+        if ready["ready"] == "no":
+            await program.close()
+            if ready.get("missing"):
+                assert python is not None
+                raise _not_found(self.server, python, ready["why"])
+            raise ToolFault(f"server '{self.server.name}' cannot start: {ready['why']}")
+        if self.how == "fork" and ready["ready"] == "run":
+            await program.close()
+            self._fall_back(ready["why"])
+            return await self._start_program()
+        return program
+
+    def _fall_back(self, why: str) -> None:
+        logger.warning("server '%s' is started anew for each session, not forked: %s", self.server.name, why)
+        self.how = "spawn"
+
+
+class _Program:
+    """A running `fork_server`.
+
+    Attributes:
+        ready: its first message.
+        gone: its control socket has ended.
+    """
+
+    def __init__(self, server: ProcessServer, interpreter: list[str], config: Mapping[str, Any]) -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self.gone = False
+        self._listens = False
+        self._asked: dict[int, asyncio.Future[tuple[int, asyncio.Future[int | None]]]] = {}
+        self._live: dict[int, asyncio.Future[int | None]] = {}
+        self._number = 0
+        self._buffer = b""
+        self._process, self._control, self._errors = self._run(interpreter, config)
+        self._loop.add_reader(self._control.fileno(), self._receive)
+
+    def _run(
+        self, interpreter: list[str], config: Mapping[str, Any]
+    ) -> tuple[subprocess.Popen[bytes], socket.socket, ErrorTail]:
+        ours, theirs = socket.socketpair()
+        errors_read, errors_write = os.pipe()
+        command = [*interpreter, str(PROGRAM), "serve", str(theirs.fileno()), json.dumps(config)]
+        try:
+            with _printed_file() as printed:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=printed,
+                    stderr=errors_write,
+                    pass_fds=[theirs.fileno()],
+                    cwd=self._server.cwd,
+                    env=self._server.environment(),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            ours.close()
+            os.close(errors_read)
+            raise ConfigError(
+                f"server '{self._server.name}' cannot be started with {interpreter[0]} in "
+                f"{self._server.cwd or os.getcwd()}: {error}. Correct its command or cwd in servers.yaml, or the "
+                f"interpreter of the servers."
+            ) from error
+        finally:
+            theirs.close()
+            os.close(errors_write)
+        ours.setblocking(False)
+        return process, ours, ErrorTail(self._loop, errors_read)
+
+    async def start(self, launcher: Launcher, request: Mapping[str, Any]) -> ServerProcess:
+        self._number += 1
+        number = self._number
+        answer = self._asked[number] = self._loop.create_future()
+        ours, theirs = socket.socketpair()
+        errors_read, errors_write = os.pipe()
+        try:
+            await self._send({"start": number, **request}, [theirs.fileno(), errors_write])
+            pid, ended = await answer
+        except BaseException:
+            ours.close()
+            os.close(errors_read)
+            raise
+        finally:
+            self._asked.pop(number, None)  # a process that is started all the same is killed when it is reported
+            theirs.close()
+            os.close(errors_write)
+        ours.setblocking(False)
+        return ServerProcess(pid, ours, ErrorTail(self._loop, errors_read), ended, launcher)
+
+    def kill(self, pid: int) -> None:
+        if pid not in self._live:
+            return
+        try:
+            self._control.send(json.dumps({"kill": pid}).encode() + b"\n")
+        except OSError:  # the program is gone or too busy to listen; `pid` is not reaped, or was a moment ago
+            _kill_group(pid)
+
+    async def close(self) -> None:
+        """End the program; all its processes are gone afterwards."""
+        if not self._listens or self.gone:  # it may be inside an import
+            self._process.kill()
+        self._lose("it was closed")
+        deadline = self._loop.time() + _END_S
+        while self._process.poll() is None:
+            if self._loop.time() > deadline:
+                self._process.kill()
+            await asyncio.sleep(0.002)
+        self._errors.close()
+
+    def forget(self) -> None:
+        if self._control.fileno() >= 0:
+            os.close(self._control.detach())
+        self._errors.forget()
+        self._process.returncode = 0  # it is the parent's to wait for
+
+    async def _send(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        while True:
+            try:
+                socket.send_fds(self._control, [data], descriptors)
+                return
+            except BlockingIOError:
+                await asyncio.sleep(0.001)
+            except OSError as error:
+                self._lose("its program is gone")
+                raise self._fault("its program is gone") from error
+
+    def _receive(self) -> None:
+        try:
+            data = self._control.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lose("its program ended")
+            return
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._take(json.loads(line))
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "ready" in message:
+            self._listens = True
+            if not self.ready.done():
+                self.ready.set_result(message)
+        elif "started" in message:
+            ended = self._live[message["pid"]] = self._loop.create_future()
+            answer = self._asked.get(message["started"])
+            if answer is None or answer.done():  # nobody waits for it any more
+                self.kill(message["pid"])
+            else:
+                answer.set_result((message["pid"], ended))  # it may have ended before who asked looks at it
+        elif "failed" in message:
+            answer = self._asked.get(message["failed"])
+            if answer is not None and not answer.done():
+                answer.set_exception(self._fault(message["why"]))
+        elif "ended" in message:
+            ended = self._live.pop(message["ended"], None)
+            if ended is not None and not ended.done():
+                ended.set_result(message["status"])
+
+    def _lose(self, why: str) -> None:
+        """The control socket has ended: so has, or will at once, everything that was started through it."""
+        if self.gone:
+            return
+        self.gone = True
+        self._loop.remove_reader(self._control.fileno())
+        self._control.close()
+        for pid, ended in self._live.items():
+            _kill_group(pid)
+            if not ended.done():
+                ended.set_result(None)
+        self._live.clear()
+        for waiting in (self.ready, *self._asked.values()):
+            if not waiting.done():
+                waiting.set_exception(self._fault(why))
+                waiting.exception()  # it is no error that nobody waits for it
+
+    def _fault(self, why: str) -> ToolFault:
+        tail = self._errors.text
+        return ToolFault(f"server '{self._server.name}' cannot start: {why}" + (f"\n{tail}" if tail else ""))
+
+
+# --- commands -----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PythonProgram:
+    """A command that runs a Python module or script.
+
+    Attributes:
+        interpreter: that runs it.
+        options: of the interpreter.
+        config: what `fork_server` needs to run it: `module` or `script`, and `args`.
+    """
+
+    interpreter: str
+    options: tuple[str, ...]
+    config: Mapping[str, Any]
+
+
+def python_program(server: ProcessServer) -> PythonProgram | None:
+    """The server's command, if it runs a Python module (`-m`) or script.
+
+    Raises:
+        ConfigError: its placeholders cannot be filled.
+    """
+    interpreter, *rest = server.command_line()
+    if interpreter != server.python and not re.fullmatch(r"python(\d+(\.\d+)*)?(\.exe)?", Path(interpreter).name):
+        return None
+    options: list[str] = []
+    while rest:
+        part = rest.pop(0)
+        if part == "-m" and rest:
+            return PythonProgram(interpreter, tuple(options), {"module": rest[0], "args": rest[1:]})
+        if part in ("-W", "-X") and rest:
+            options += [part, rest.pop(0)]
+        elif part.startswith(("-W", "-X")) or (part[:1] == "-" and part[1:] and set(part[1:]) <= _PLAIN_OPTIONS):
+            options.append(part)
+        elif part.startswith("-"):
+            return None
+        else:
+            script = os.path.join(server.cwd or os.getcwd(), part)
+            return PythonProgram(interpreter, tuple(options), {"script": script, "args": rest})
+    return None
+
+
+def _not_found(server: ProcessServer, python: PythonProgram, why: str) -> ConfigError:
+    """The error of a server that its interpreter does not find; trying again is in vain."""
+    if "script" in python.config:
+        what, remedy = "its script", "Correct its command or cwd in servers.yaml."
+    elif python.interpreter != server.python:
+        what = f"its module '{python.config['module']}'"
+        remedy = "Install the package of the servers there, or correct its command in servers.yaml."
+    else:
+        what = f"its module '{python.config['module']}'"
+        remedy = (
+            "Name an interpreter that has the packages of the servers: set TBX_SERVERS_PYTHON, or give "
+            "register_dataset(..., servers_python=)."
+        )
+    return ConfigError(
+        f"server '{server.name}' cannot start: {python.interpreter} does not find {what}. {remedy} It says: {why}"
+    )
+
+
+def _spawn_command(server: ProcessServer, clock: ClockSetting | None) -> list[str]:
+    if clock is None:
+        return server.command_line()
+    program = python_program(server)
+    if program is None:
+        raise ConfigError(
+            f"the clock of server '{server.name}' cannot be set: its command is no Python module or script. Give its "
+            f"tasks no clock, or start it with {{python}} -m."
+        )
+    config = {**program.config, "clock": dataclasses.asdict(clock)}
+    return [program.interpreter, *program.options, str(PROGRAM), "run", json.dumps(config)]
+
+
+def _printed_file() -> Any:
+    """Where the program's stdout goes: nobody reads it but the program itself, after the import."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("tbx-stdout"), "wb")
+    return tempfile.TemporaryFile()
+
+
+def _kill_group(pid: int) -> None:
+    for kill in (os.kill, os.killpg):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)

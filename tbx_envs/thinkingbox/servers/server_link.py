@@ -1,0 +1,265 @@
+"""One server of one session: started or reached, greeted, asked, ended. All of it runs in the thread of one event loop.
+
+MCP is spoken by the library's `ClientSession`. An owner task enters and leaves it, since its scopes must be left by the
+task that entered them. Whatever breaks the conversation is kept as `fault`; from then on every request raises it, and
+nothing is sent any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import mcp_types as types
+from mcp.client.session import ClientSession
+from mcp.shared.exceptions import MCPError
+from pydantic import ValidationError
+
+from tbx_envs.errors import ConfigError, TbxError, ToolFault
+from tbx_envs.thinkingbox.servers.foreign_tools import Listing, listing_of
+from tbx_envs.thinkingbox.servers.launcher import ClockSetting, Launcher, ServerProcess
+from tbx_envs.thinkingbox.servers.servers_file import RemoteServer
+from tbx_envs.thinkingbox.servers.wire import Wire
+from tbx_envs.version import __version__
+
+_CLIENT = types.Implementation(name="tbx", version=__version__)
+_MAX_PAGES = 100  # of a list of tools
+_GRACE_S = 2.0  # for a process to end by itself once its stdin has
+_END_S = 1.0  # for the status of a process whose stdout has ended
+_REMOTE_SILENCE_S = 300.0  # on a stream of server-sent events, as the original
+
+
+class ServerLink:
+    """One server of one session.
+
+    Attributes:
+        name: of the server.
+        fault: why the conversation is over; None while it goes on.
+        listing: its tools, once it is open.
+    """
+
+    def __init__(self, name: str, how: Launcher | RemoteServer, clock: ClockSetting | None) -> None:
+        self.name = name
+        self.fault: ToolFault | None = None
+        self.listing: Listing = Listing((), frozenset(), frozenset())
+        self._how, self._clock = how, clock
+        self._loop = asyncio.get_running_loop()
+        self._process: ServerProcess | None = None
+        self._wire: Wire | None = None
+        self._session: ClientSession | None = None
+        self._opened: asyncio.Future[None] = self._loop.create_future()
+        self._leave = asyncio.Event()
+        self._owner: asyncio.Task[None] | None = None
+        self._doing = "being started"
+
+    async def open(self, deadline: float) -> None:
+        """Start or reach the server, greet it, list its tools.
+
+        Args:
+            deadline: on the clock of the loop.
+
+        Raises:
+            ToolFault: it does not start, breaks the protocol, or is not ready by then.
+            ConfigError: it cannot be started or reached as configured.
+        """
+        self._owner = self._loop.create_task(self._own())
+        try:
+            async with asyncio.timeout_at(deadline):
+                await asyncio.shield(self._opened)
+        except TimeoutError:
+            raise await self._failed("did not answer in time") from None
+
+    async def ask(self, tool: str, arguments: Mapping[str, Any], *, limit_s: float) -> types.CallToolResult:
+        """The result of one call of a tool; it is sent once.
+
+        Raises:
+            ToolFault: the server ended, broke the protocol, said that it failed, or did not answer in time.
+            MCPError: it said that the parameters are invalid.
+        """
+        if self.fault is not None:
+            raise ToolFault(str(self.fault))
+        assert self._session is not None, "a link is asked when it is open"
+        self._doing = f"in a call of '{tool}'"
+        params = types.CallToolRequestParams(name=tool, arguments=dict(arguments))
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._session.send_request(types.CallToolRequest(params=params), types.CallToolResult)
+        except TimeoutError:
+            raise await self._failed(f"did not answer within {limit_s:g} s") from None
+        except MCPError as error:
+            if error.code == types.INVALID_PARAMS and not self._is_over():
+                raise
+            raise await self._failed(f"failed: {error}") from error
+        except ValidationError as error:
+            raise await self._failed(f"answered what is no result of a tool: {error}") from error
+
+    def discard(self) -> None:
+        """End it at once."""
+        if self._process is not None:
+            self._process.kill()
+        self._leave.set()
+        if self._owner is not None and not self._opened.done():  # it waits for something else than to leave
+            self._owner.cancel()
+
+    async def finish(self, *, politely: bool) -> None:
+        """End it, and wait until nothing of it is left. Never raises.
+
+        Args:
+            politely: let the process end by itself, for a little while.
+        """
+        process = self._process
+        if process is not None and politely and self._wire is not None and self.fault is None:
+            self._wire.half_close()
+            await asyncio.wait([process.ended], timeout=_GRACE_S)
+        self.discard()
+        if self._owner is not None:
+            _, late = await asyncio.wait([self._owner], timeout=_GRACE_S)  # a remote server is told that we leave
+            for owner in late:
+                owner.cancel()
+                await asyncio.wait([owner], timeout=_GRACE_S)
+        if process is not None:
+            await asyncio.wait([process.ended], timeout=_GRACE_S)
+            process.errors.close()
+
+    def forget(self) -> None:
+        """Let go of all descriptors in a forked child."""
+        if self._process is not None:
+            self._process.forget()
+
+    # --- the owner task -------------------------------------------------------------------------------------
+
+    async def _own(self) -> None:
+        """Hold the conversation open until it is to be left."""
+        try:
+            async with self._streams() as (reader, writer):
+                session = ClientSession(reader, writer, message_handler=self._notice, client_info=_CLIENT)
+                async with session:
+                    self._session = session
+                    await self._greet(session)
+                    self._opened.set_result(None)
+                    await self._leave.wait()
+        except Exception as error:  # the process's boundary: whatever a server or its transport does
+            await self._explain(error)
+        finally:
+            if self._wire is not None:
+                self._wire.close()
+            self._refuse(self.fault or ToolFault(f"server '{self.name}' was closed."))
+
+    async def _explain(self, error: BaseException) -> None:
+        """Keep as fault what ended the conversation."""
+        cause = _innermost(error)
+        if isinstance(cause, ToolFault | ConfigError) and not self._opened.done():
+            self._refuse(cause)
+            return
+        if self.fault is None:
+            await self._failed(f"failed: {type(cause).__name__}: {cause}")
+        if self._wire is not None and isinstance(self._how, Launcher) and not self._opened.done():
+            reason = await self._how.reason_in_vain()
+            if reason is not None:
+                self._refuse(reason)
+
+    def _refuse(self, error: TbxError) -> None:
+        """Say to whoever opens it why it cannot be."""
+        if not self._opened.done():
+            self._opened.set_exception(error)
+            self._opened.exception()  # it is no error that nobody waits for it any more
+
+    @contextlib.asynccontextmanager
+    async def _streams(self) -> AsyncIterator[tuple[Any, Any]]:
+        if isinstance(self._how, Launcher):
+            self._process = await self._how.start_process(self._clock)
+            if self._leave.is_set():  # it was discarded while it was started
+                self._process.kill()
+            self._wire = Wire(self._process.link)
+            yield self._wire.reader, self._wire.writer
+        else:
+            async with _remote_streams(self._how) as streams:
+                yield streams[0], streams[1]
+
+    async def _greet(self, session: ClientSession) -> None:
+        self._doing = "while it was greeted"
+        await session.initialize()
+        known = self._how.listings if isinstance(self._how, Launcher) and self._how.how == "fork" else None
+        if known is not None and self._clock in known:
+            self.listing = known[self._clock]
+            return
+        self._doing = "while it listed its tools"
+        self.listing = listing_of(self.name, await _all_tools(session))
+        if known is not None:
+            known[self._clock] = self.listing
+
+    async def _notice(self, message: Any) -> None:
+        """What the library hands on beside answers; an exception is one of the transport."""
+        if isinstance(message, Exception) and self.fault is None:
+            await self._failed(f"broke its connection: {message}")
+            self.discard()
+
+    # --- faults -----------------------------------------------------------------------------------------------
+
+    def _is_over(self) -> bool:
+        return self._wire is not None and self._wire.broken is not None
+
+    async def _failed(self, what: str) -> ToolFault:
+        """The fault, kept: what the wire saw, else `what`; how the process ended; the end of its stderr."""
+        if self.fault is not None:
+            return ToolFault(str(self.fault))
+        process = self._process
+        if self._is_over():
+            assert self._wire is not None
+            what = self._wire.broken or what
+        ended = ""
+        if process is not None and "closed its stdout" in what:
+            await asyncio.wait([process.ended], timeout=_END_S)
+            if process.ended.done():
+                ended = f"; {process.describe_end()}"
+        tail = "" if process is None else process.errors.text
+        said = f" The last it wrote to stderr:\n{tail}" if tail else ""
+        self.fault = ToolFault(f"server '{self.name}' {self._doing}: {what}{ended}. The episode is void.{said}")
+        return self.fault
+
+
+async def _all_tools(session: ClientSession) -> list[types.Tool]:
+    tools: list[types.Tool] = []
+    cursor: str | None = None
+    for _ in range(_MAX_PAGES):
+        page = await session.list_tools(params=types.PaginatedRequestParams(cursor=cursor) if cursor else None)
+        tools += page.tools
+        cursor = page.next_cursor
+        if not cursor:
+            return tools
+    raise ToolFault(f"a server's list of tools has more than {_MAX_PAGES} pages.")
+
+
+@contextlib.asynccontextmanager
+async def _remote_streams(server: RemoteServer) -> AsyncIterator[tuple[Any, Any]]:
+    if server.credential is not None:
+        raise ConfigError(
+            f"server '{server.name}' asks for credentials of type {server.credential.get('type')!r}, which tbx cannot "
+            f"get. Put a token into its headers instead."
+        )
+    headers = dict(server.headers)
+    if server.transport == "sse":
+        from mcp.client.sse import sse_client
+
+        async with sse_client(
+            server.endpoint, headers=headers, timeout=server.timeout_s, sse_read_timeout=_REMOTE_SILENCE_S
+        ) as streams:
+            yield streams
+        return
+    import httpx2
+    from mcp.client.streamable_http import streamable_http_client
+
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(server.timeout_s)) as client,
+        streamable_http_client(server.endpoint, http_client=client) as streams,
+    ):
+        yield streams
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The first exception inside of groups, which the library's task groups make."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

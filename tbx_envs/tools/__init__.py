@@ -1,0 +1,1 @@
+"""A tool and one call of it: schema, arguments, answer, session."""

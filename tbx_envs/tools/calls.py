@@ -1,0 +1,51 @@
+"""One call of a tool in one transaction: what every backend and the replay of expected calls share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection
+
+from tbx_envs.errors import ToolFault
+from tbx_envs.tools.arguments import InvalidCall, checked_arguments, find_tool
+from tbx_envs.tools.clock import WorldClock
+from tbx_envs.tools.session import Answer
+from tbx_envs.tools.tool import Tool, ToolContext, ToolRejection
+
+
+def answer_call(tools: Mapping[str, Tool], db: Connection, clock: WorldClock, name: Any, arguments: Any) -> Answer:
+    """Validate, run, and commit when the tool succeeded; anything else leaves the database as it was.
+
+    Raises:
+        ToolFault: the tool raised anything but `ToolRejection`, or returned what has no JSON form.
+    """
+    try:
+        tool = find_tool(tools, name)
+        checked = checked_arguments(tool, arguments)
+    except InvalidCall as problem:
+        return Answer(str(problem), "invalid")
+    committed = False
+    try:
+        text = _as_text(tool.function(ToolContext(db, clock), **checked))
+        db.commit()
+        committed = True
+        return Answer(text, "ok")
+    except ToolRejection as rejection:
+        return Answer(str(rejection), "rejected")
+    except (Exception, SystemExit) as error:  # the episode boundary: whatever a tool raises voids the episode
+        raise ToolFault(
+            f"tool {name} called with {checked!r} raised {type(error).__name__}: {error}. The episode is "
+            f"void. Fix the tool; to say no, it raises ToolRejection."
+        ) from error
+    finally:
+        if not committed:
+            db.rollback()
+
+
+def _as_text(result: Any) -> str:
+    """What the model reads: text as it is, anything else as JSON in the order the tool wrote it."""
+    if isinstance(result, str):
+        return result
+    return json.dumps(result, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,1 @@
+"""Small web servers on loopback: who may ask, and how they run."""

@@ -1,0 +1,1 @@
+"""Subcommands of `tbx` that need JAX."""

@@ -1,0 +1,1 @@
+"""The sampler: many episodes written together, each cache alive as long as its episode."""

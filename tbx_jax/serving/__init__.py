@@ -1,0 +1,1 @@
+"""A policy as an OpenAI-compatible chat endpoint."""

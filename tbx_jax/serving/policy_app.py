@@ -1,0 +1,288 @@
+"""A policy as a web application that speaks OpenAI's chat completions.
+
+    GET  /health                 200 while it answers
+    GET  /v1/models              the one model there is
+    POST /v1/chat/completions    messages, tools; no streaming
+
+Whoever speaks to such servers can play with a checkpoint, our own `policy=endpoint` among them. Prompts are rendered
+with the policy's own chat template, and what it wrote is read as in training: calls and reasoning are taken out of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import hmac
+import importlib.resources
+import itertools
+import time
+import urllib.parse
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from tbx_envs.chat.interpretation import interpret, schemas_of
+from tbx_envs.chat.template import ChatTemplate
+from tbx_envs.errors import ConfigError, PolicyFault
+from tbx_envs.web import addresses
+from tbx_jax.config import SamplingConfig, validated
+from tbx_jax.policies.weights import Precision, load_policy
+from tbx_jax.sampler.memory_plan import MemoryPlan
+from tbx_jax.sampler.sampler import Sampler
+from tbx_jax.serving.chat_requests import (
+    ChatRequest,
+    RequestError,
+    Served,
+    completion,
+    read_request,
+    token_logprobs,
+    up_to_stop,
+)
+from tbx_jax.serving.conversations import Answer, Conversations, Question
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PolicyService:
+    """What the application answers with.
+
+    Attributes:
+        tokenizer: the policy's.
+        chat: its template.
+        served: the model's name and what is compiled in.
+        sampling: limits.
+        conversations: writes the answers.
+        memory: what it takes.
+    """
+
+    tokenizer: Any
+    chat: ChatTemplate
+    served: Served
+    sampling: SamplingConfig
+    conversations: Conversations
+    memory: MemoryPlan
+
+
+@contextlib.contextmanager
+def opened_service(
+    policy: str,
+    settings: Sequence[str] = (),
+    *,
+    seed: int = 0,
+    name: str | None = None,
+    compute_dtype: Precision | None = None,
+) -> Iterator[PolicyService]:
+    """A loaded policy, ready to answer.
+
+    Args:
+        policy: a folder, or the name of a shipped policy.
+        settings: `key=value` on top of `conf/sampling/serve.yaml`.
+        seed: of the sampler.
+        name: under which it is served; that of the policy or its folder when None.
+        compute_dtype: of the computation; None is the one that the policy names.
+
+    Raises:
+        ConfigError: settings that are none, or do not go with the policy.
+        CheckpointError: no such policy, or its files do not fit.
+    """
+    sampling = serving_settings(settings)
+    model, params, tokenizer = load_policy(policy, dtype=compute_dtype, param_dtype=None)
+    longest = min(sampling.max_episode_tokens, model.config.max_length)
+    sampling = sampling.model_copy(update={"max_episode_tokens": longest})
+    chat = ChatTemplate(tokenizer)
+    sampler = Sampler(model, chat.end_of_turn_ids, sampling, seed, params=params)
+    served = Served(name or Path(policy).resolve().name, sampling.top_k, sampling.top_p)
+    with Conversations(sampler, params, most=sampling.episodes_in_flight) as conversations:
+        yield PolicyService(tokenizer, chat, served, sampling, conversations, sampler.memory)
+
+
+def serving_settings(settings: Sequence[str]) -> SamplingConfig:
+    """`conf/sampling/serve.yaml` with `key=value` on top.
+
+    Raises:
+        ConfigError: a setting that is none.
+    """
+    wrong = [setting for setting in settings if "=" not in setting]
+    if wrong:
+        raise ConfigError(f"{', '.join(wrong)}: no setting. Write key=value, such as slots=16.")
+    text = importlib.resources.files("tbx_conf").joinpath("sampling", "serve.yaml").read_text("utf-8")
+    try:
+        changes = OmegaConf.from_dotlist(list(settings))
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(f"{' '.join(settings)}: cannot be read: {error}") from error
+    return validated(SamplingConfig, OmegaConf.merge(OmegaConf.create(text), changes))
+
+
+def create_app(service: PolicyService, *, token: str | None = None) -> Starlette:
+    """The ASGI application.
+
+    Args:
+        token: that every request but `/health` must bring; None lets everybody in.
+    """
+
+    async def health(request: Request) -> JSONResponse:
+        broken = service.conversations.broken
+        status = {"status": "ok", "model": service.served.model} if broken is None else {"status": f"broken: {broken}"}
+        return JSONResponse(status, 200 if broken is None else 503)
+
+    async def models(request: Request) -> JSONResponse:
+        limit = service.sampling.max_episode_tokens
+        model = {"id": service.served.model, "object": "model", "created": 0, "owned_by": "tbx", "max_model_len": limit}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    def guarded(answer: Callable[[Request], Awaitable[JSONResponse]]) -> Callable[[Request], Awaitable[JSONResponse]]:
+        @functools.wraps(answer)
+        async def checked(request: Request) -> JSONResponse:
+            _refuse_strangers(request, token)
+            return await answer(request)
+
+        return checked
+
+    return Starlette(
+        routes=[
+            Route("/health", health),
+            Route("/v1/models", guarded(models)),
+            Route("/v1/chat/completions", guarded(_Completions(service).answer), methods=["POST"]),
+        ],
+        exception_handlers={RequestError: _refused, HTTPException: _not_there},
+    )
+
+
+async def _refused(request: Request, error: RequestError) -> JSONResponse:
+    return JSONResponse(error.body, error.status)
+
+
+async def _not_there(request: Request, error: HTTPException) -> JSONResponse:
+    words = f"{request.method} {request.url.path}: {error.detail}. There is POST /v1/chat/completions."
+    return JSONResponse(RequestError(words).body, error.status_code)
+
+
+def _refuse_strangers(request: Request, token: str | None) -> None:
+    """Lets through who brings the token, and nothing that a web page of another origin sent.
+
+    Raises:
+        RequestError: otherwise.
+    """
+    origin = request.headers.get("origin")
+    if origin is not None and not _is_from_here(origin):
+        raise RequestError("a web page of another origin may not use this server", status=403)
+    kind, _, value = request.headers.get("authorization", "").partition(" ")
+    known = kind.lower() == "bearer" and hmac.compare_digest(value.strip().encode(), (token or "").encode())
+    if token is not None and not known:
+        raise RequestError(
+            "no valid key: send the server's token as `Authorization: Bearer ...`",
+            status=401,
+            kind="authentication_error",
+            code="invalid_api_key",
+        )
+
+
+def _is_from_here(origin: str) -> bool:
+    try:
+        return addresses.is_loopback(urllib.parse.urlsplit(origin).hostname or "")
+    except ValueError:
+        return False
+
+
+class _Completions:
+    """Answers chat completions."""
+
+    def __init__(self, service: PolicyService) -> None:
+        self._service = service
+        self._numbers = itertools.count()
+
+    async def answer(self, request: Request) -> JSONResponse:
+        asked = read_request(await request.body(), self._service.served)
+        number = next(self._numbers)
+        tokens = self._prompt(asked)
+        try:
+            answer = await _unless_gone(request, self._service.conversations.ask(self._question(asked, tokens, number)))
+        except PolicyFault as fault:
+            raise RequestError(str(fault), status=503, kind="server_error") from fault
+        return JSONResponse(self._read(asked, answer, len(tokens), number))
+
+    def _prompt(self, asked: ChatRequest) -> list[int]:
+        try:
+            tokens = self._service.chat.opening(asked.messages, asked.tools)
+        except ConfigError as error:
+            raise RequestError(str(error), param="messages") from error
+        limit = self._service.sampling.max_episode_tokens
+        if len(tokens) >= limit:
+            raise RequestError(
+                f"This model's maximum context length is {limit} tokens, and the messages have {len(tokens)}: no room "
+                f"for an answer. Make them shorter.",
+                param="messages",
+                code="context_length_exceeded",
+            )
+        return tokens
+
+    def _question(self, asked: ChatRequest, tokens: Sequence[int], number: int) -> Question:
+        """Same seed, same conversation: same answer. Without a seed each request has one of its own."""
+        chat = self._service.chat
+        return Question(
+            tokens,
+            ("request", number) if asked.seed is None else ("seed", asked.seed),
+            asked.temperature,
+            asked.max_tokens,
+            (lambda written: up_to_stop(chat.decode(written), asked.stop) is not None) if asked.stop else None,
+        )
+
+    def _read(self, asked: ChatRequest, answer: Answer, prompt_tokens: int, number: int) -> dict[str, Any]:
+        chat, turn = self._service.chat, answer.turn
+        text = chat.decode(turn.tokens)
+        stopped_text = up_to_stop(text, asked.stop)
+        read = interpret(
+            text if stopped_text is None else stopped_text,
+            chat.chat_format,
+            first_call=asked.num_calls,
+            truncated=not turn.stopped and stopped_text is None,
+            schemas=schemas_of(asked.tools),
+        )
+        return completion(
+            read,
+            request_id=f"chatcmpl-{number}",
+            model=self._service.served.model,
+            created=int(time.time()),
+            prompt_tokens=prompt_tokens,
+            cached_tokens=answer.cached_tokens,
+            completion_tokens=len(turn.tokens),
+            logprobs=token_logprobs(turn.tokens, turn.logps, self._text_of) if asked.logprobs else None,
+        )
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        return self._service.tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+async def _unless_gone(request: Request, answer: Future[Answer]) -> Answer:
+    """The answer; when the client goes away before, it is not written to the end.
+
+    Raises:
+        PolicyFault: there will be none.
+        RequestError: nobody waits for it.
+    """
+    written = asyncio.wrap_future(answer)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({written, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if written.done():
+            return written.result()
+        raise RequestError("the client has gone", status=499)
+    finally:
+        written.cancel()
+        gone.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,158 @@
+import io
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from tbx_envs.errors import ConfigError
+from tbx_envs.evaluation.compare import compare, compare_folders
+from tbx_envs.evaluation.metrics import Tally
+from tbx_envs.evaluation.pool import select_pool
+from tbx_envs.evaluation.report import (
+    RunProgress,
+    print_comparison,
+    print_pool,
+    print_run,
+    run_summary,
+    share,
+)
+from tbx_envs.evaluation.run import run
+from tbx_envs.evaluation.task_lists import select_tasks
+from tbx_envs.testing.agents import PrescribedAgent
+
+UIDS = (*select_tasks("train")[:3], select_tasks("heldout")[-1])
+
+
+def run_in(folder, outcome, uids=UIDS, attempts=4, seed=0):
+    return run(
+        PrescribedAgent(outcome),
+        uids,
+        attempts=attempts,
+        seed=seed,
+        rows_path=folder / "rows.jsonl",
+        max_void_retries=0,
+    )
+
+
+def printed(show, *arguments):
+    text = io.StringIO()
+    show(*arguments, console=Console(file=text, width=120))
+    return text.getvalue()
+
+
+def tally(number, passes, attempts=4, voids=0):
+    return Tally(f"a/f/{number:03d}", "f", passes, attempts, voids)
+
+
+def test_the_difference_is_the_mean_of_the_paired_tasks():
+    found = compare([tally(0, 1), tally(1, 4), tally(7, 4)], [tally(1, 4), tally(0, 3), tally(9, 0)], 4)
+    assert found.difference == pytest.approx((0.5 + 0.0) / 2)
+    assert (found.only_first, found.only_second) == (1, 1)
+    assert [measured["pass_at_1"] for measured in found.measures] == [0.625, 0.875]
+    assert [measured["observed_4_of_4"] for measured in found.measures] == [1, 1]
+
+
+def test_pairing_makes_the_interval_of_a_constant_gain_narrow():
+    # Tasks differ a lot from each other; every one gains exactly a quarter.
+    passes = np.random.default_rng(0).integers(0, 4, 60)
+    found = compare(
+        [tally(i, int(c)) for i, c in enumerate(passes)], [tally(i, int(c) + 1) for i, c in enumerate(passes)], 4
+    )
+    assert found.difference == pytest.approx(0.25)
+    assert found.interval == pytest.approx((0.25, 0.25))
+
+
+def test_tasks_that_are_void_on_one_side_are_left_out_and_counted():
+    found = compare([tally(0, 2), tally(1, 0, attempts=0, voids=4)], [tally(0, 2), tally(1, 4)], 4)
+    assert (found.difference, found.only_second) == (0.0, 1)
+
+
+def test_runs_without_a_common_task_cannot_be_compared():
+    with pytest.raises(ConfigError, match="no task has clean attempts in both"):
+        compare([tally(0, 1)], [tally(1, 1)], 4)
+
+
+def test_folders_are_compared_by_their_rows(tmp_path):
+    run_in(tmp_path / "before", lambda uid, attempt, tries: "pass" if attempt == 0 else "fail")
+    run_in(tmp_path / "after", lambda uid, attempt, tries: "fail" if attempt == 0 else "pass", uids=UIDS[1:])
+    found = compare_folders(tmp_path / "before", tmp_path / "after")
+    assert found.difference == pytest.approx(0.5)
+    text = printed(print_comparison, found, ("before", "after"))
+    assert "+50.0 points [+50.0, +50.0]" in text
+    assert "1 tasks only in the first" in text
+
+
+def test_a_task_that_changed_between_two_runs_is_refused(tmp_path):
+    for name in ("a", "b"):
+        run_in(tmp_path / name, lambda uid, attempt, tries: "pass")
+    header = json.loads((tmp_path / "b" / "evaluation.json").read_text())
+    header["tasks"][UIDS[0]] = "0" * 64
+    (tmp_path / "b" / "evaluation.json").write_text(json.dumps(header))
+    with pytest.raises(ConfigError, match=f"such as {UIDS[0]}"):
+        compare_folders(tmp_path / "a", tmp_path / "b")
+
+
+def test_the_report_shows_every_family_the_unseen_ones_and_all(tmp_path):
+    run_in(tmp_path, lambda uid, attempt, tries: "void" if (uid, attempt) == (UIDS[0], 0) else "pass")
+    summary = run_summary(tmp_path)
+    text = printed(print_run, summary, 4)
+    for family in {uid.split("/")[1] for uid in UIDS}:
+        assert family in text
+    assert "never trained" in text
+    assert "1 void attempts (tool 1)" in text
+    assert "1 tasks have fewer than 4 clean attempts (from 3 to 4)" in text
+    assert "3/4" not in text
+    assert summary["observed_4_of_4"] == 3
+
+
+def test_an_unfinished_run_is_reported_as_far_as_it_goes(tmp_path):
+    run_in(tmp_path, lambda uid, attempt, tries: "pass")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:5]) + '{"uid": "cl')
+    summary = run_summary(tmp_path)
+    assert (summary["attempts"], summary["missing"]) == (5, 11)
+    assert "the run is unfinished" in printed(print_run, summary, 4)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="holds no evaluation run"):
+        run_summary(tmp_path)
+
+
+def test_a_line_of_rows_that_is_no_json_is_named(tmp_path):
+    run_in(tmp_path, lambda uid, attempt, tries: "pass")
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write("oops\n")
+    with pytest.raises(ConfigError, match=r"rows\.jsonl line 17 is not JSON"):
+        run_summary(tmp_path)
+
+
+def test_the_pool_is_shown_by_band():
+    tallies = [Tally(uid, "f", passes, 8) for uid, passes in zip(UIDS[:3], (0, 4, 8), strict=True)]
+    made = select_pool(tallies, bands=("medium",), policy={"name": "p"}, seed=0)
+    text = printed(print_pool, made)
+    assert "1 of 3 tasks in the pool" in text
+    assert "0.40 to 0.60" in text
+
+
+def test_progress_says_nothing_where_nobody_watches():
+    text = io.StringIO()
+    with RunProgress(2, Console(file=text)) as progress:
+        progress({"passed": True})
+        progress({"passed": None})
+    assert text.getvalue() == ""
+
+
+def test_progress_counts_passes_and_voids_on_a_terminal():
+    text = io.StringIO()
+    with RunProgress(3, Console(file=text, force_terminal=True, width=100)) as progress:
+        for passed in (True, None, False):
+            progress({"passed": passed})
+    assert "1 passed, 1 void" in text.getvalue()
+    assert "3/3" in text.getvalue()
+
+
+def test_a_missing_share_is_a_dash_and_not_a_zero():
+    assert share(None) == "-"
+    assert share(0.0) == "0.0%"
