@@ -30,6 +30,7 @@ from tbx_jax.environments import (
     opened_endpoints,
     prices_of,
 )
+from tbx_jax.hub_policy import hub_files, hub_folder, is_hub_name
 
 AGENTS = ("oracle", "idle", "scripted", "endpoint")
 NAMED = ("nano", "smollm2")  # of `tbx_jax.weights`, which imports JAX
@@ -189,6 +190,7 @@ def policy_fingerprint(policy: str, sampling: SamplingConfig, lapse: float) -> d
 
     Raises:
         ConfigError: no such agent and no such folder.
+        CheckpointError: a policy of the Hub that cannot be downloaded.
     """
     if policy == "scripted":
         return {"name": policy, "lapse": lapse}
@@ -196,8 +198,9 @@ def policy_fingerprint(policy: str, sampling: SamplingConfig, lapse: float) -> d
         return {"name": policy}
     settings = sampling.model_dump(exclude={"slots", "episodes", "decode_steps"})
     folder = _policy_folder(policy)
+    files = hub_files(folder) if is_hub_name(policy) else _files_in(folder)
     marks = {MARK: True} if is_marked_policy(folder) else {}
-    return {"name": policy, "sha256": _folder_hash(folder), "sampling": settings, **marks}
+    return {"name": policy, "sha256": _files_hash(folder, files), "sampling": settings, **marks}
 
 
 def _policy_folder(policy: str) -> Path:
@@ -206,20 +209,27 @@ def _policy_folder(policy: str) -> Path:
         from tbx_jax.weights import policy_folder
 
         return policy_folder(policy)
+    if is_hub_name(policy):
+        return hub_folder(policy)
     if not Path(policy).is_dir():
         names = (*AGENTS, *NAMED)
         raise ConfigError(
             f"policy '{policy}' is neither {', '.join(names)} nor a folder.{did_you_mean(policy, names)} "
-            f"Give one of these, or the folder that `tbx train` wrote."
+            f"Give one of these, the folder that `tbx train` wrote, or org/name of the Hugging Face Hub."
         )
     return Path(policy)
 
 
-def _folder_hash(folder: Path) -> str:
-    """SHA-256 (hex) over the names and contents of the files in a folder, code left out."""
+def _files_in(folder: Path) -> list[Path]:
+    """The files in a folder, code left out; of a policy that is one file, that file."""
+    paths = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
+    return [path for path in paths if path.is_file() and path.suffix not in (".py", ".pyc")]
+
+
+def _files_hash(folder: Path, files: Sequence[Path]) -> str:
+    """SHA-256 (hex) over the names and contents of files in a folder."""
     total = hashlib.sha256()
-    for path in sorted(folder.rglob("*")) if folder.is_dir() else [folder]:
-        if path.is_file() and path.suffix not in (".py", ".pyc"):
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-            total.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
+    for path in files:
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        total.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
     return total.hexdigest()

@@ -48,6 +48,7 @@ from tbx_jax.chat_requests import (
 )
 from tbx_jax.config import SamplingConfig, validated
 from tbx_jax.conversations import Answer, Conversations, Question
+from tbx_jax.hub_policy import is_hub_name
 from tbx_jax.memory_plan import MemoryPlan
 from tbx_jax.sampler import Sampler
 from tbx_jax.weights import Precision, load_policy
@@ -86,10 +87,10 @@ def opened_service(
     """A loaded policy, ready to answer.
 
     Args:
-        policy: a folder, or the name of a shipped policy.
+        policy: a folder, or a policy by name.
         settings: `key=value` on top of `conf/sampling/serve.yaml`.
         seed: of the sampler.
-        name: under which it is served; that of the policy or its folder when None.
+        name: under which it is served; None is the policy's own name, or its folder's.
         compute_dtype: of the computation; None is the one that the policy names.
 
     Raises:
@@ -102,7 +103,8 @@ def opened_service(
     sampling = sampling.model_copy(update={"max_episode_tokens": longest})
     chat = ChatTemplate(tokenizer)
     sampler = Sampler(model, chat.end_of_turn_ids, sampling, seed, params=params)
-    served = Served(name or Path(policy).resolve().name, sampling.top_k, sampling.top_p)
+    own_name = policy if is_hub_name(policy) else Path(policy).resolve().name
+    served = Served(name or own_name, sampling.top_k, sampling.top_p)
     with Conversations(sampler, params, most=sampling.episodes_in_flight) as conversations:
         yield PolicyService(tokenizer, chat, served, sampling, conversations, sampler.memory)
 
