@@ -10,7 +10,7 @@ from tbx_jax.policies.weights import export_policy
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser("tbx export", description="Write a policy as a folder that other programs load.")
-    parser.add_argument("policy", help="a policy's folder, or a name such as smollm2")
+    parser.add_argument("policy", help="a policy's folder, or a name: smollm2, org/name of the Hugging Face Hub")
     parser.add_argument("folder", help="to write; a policy that is there is replaced")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the tensors; as they are by default")
     parser.add_argument(

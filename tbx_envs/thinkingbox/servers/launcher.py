@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tbx_envs.errors import ConfigError, ToolFault
+from tbx_envs.thinkingbox.servers.server_clock import REQUIREMENT
 from tbx_envs.thinkingbox.servers.servers_file import ProcessServer
 
 logger = logging.getLogger(__name__)
@@ -157,14 +158,15 @@ class Launcher:
             return await program.start(self, {"clock": None if clock is None else dataclasses.asdict(clock)})
         return await program.start(self, {"command": _spawn_command(self.server, clock)})
 
-    async def reason_in_vain(self) -> ConfigError | None:
-        """Why a process that ended before it said anything can never be started: the server is not there.
+    async def reason_in_vain(self, clock: ClockSetting | None) -> ConfigError | None:
+        """Why a process that ended before it said anything can never be started: the server is not there, or the clock
+        cannot be set.
 
         Asked after the fact and of the same interpreter, since what an interpreter says of it on stderr is no
         protocol. None where there is no such reason, and where the import has looked already.
         """
         python = python_program(self.server)
-        if python is None or self.how == "fork":
+        if python is None or (self.how == "fork" and clock is None):
             return None
         try:
             program = _Program(self.server, [python.interpreter, *python.options], {**python.config, "look": True})
@@ -176,7 +178,9 @@ class Launcher:
             return None
         finally:
             await program.close()
-        return _not_found(self.server, python, ready["why"]) if ready.get("missing") else None
+        if ready.get("missing"):
+            return _not_found(self.server, python, ready["why"])
+        return _no_clock(self.server, python, ready["no_clock"]) if clock is not None and ready["no_clock"] else None
 
     def kill(self, pid: int) -> None:
         if self._program is not None:
@@ -471,6 +475,14 @@ def _not_found(server: ProcessServer, python: PythonProgram, why: str) -> Config
         )
     return ConfigError(
         f"server '{server.name}' cannot start: {python.interpreter} does not find {what}. {remedy} It says: {why}"
+    )
+
+
+def _no_clock(server: ProcessServer, python: PythonProgram, why: str) -> ConfigError:
+    """The error of an interpreter that cannot set its clock."""
+    return ConfigError(
+        f"the clock of server '{server.name}' cannot be set by {python.interpreter}: {why}. Run "
+        f"{python.interpreter} -m pip install '{REQUIREMENT}', or give its tasks no clock."
     )
 
 

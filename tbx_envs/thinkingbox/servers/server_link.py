@@ -156,7 +156,7 @@ class ServerLink:
         if self.fault is None:
             await self._failed(f"failed: {type(cause).__name__}: {cause}")
         if self._wire is not None and isinstance(self._how, Launcher) and not self._opened.done():
-            reason = await self._how.reason_in_vain()
+            reason = await self._how.reason_in_vain(self._clock)
             if reason is not None:
                 self._refuse(reason)
 
