@@ -155,12 +155,12 @@ def test_a_template_that_adds_something_behind_the_generation_prompt_only_later_
         ChatTemplate(byte_tokenizer(late))
 
 
-def test_a_tokenizer_whose_marker_swallows_the_separator_is_refused():
+def test_a_tokenizer_whose_marker_swallows_the_separator_is_rejected():
     from tokenizers import AddedToken
 
     made = byte_tokenizer(CHAT_TEMPLATE.replace("{%- endfor -%}\n<|im_end|>", "{%- endfor -%}\n<|end|>"))
     made.add_tokens([AddedToken("<|end|>", special=True, rstrip=True)])
-    with pytest.raises(ConfigError, match="in other tokens when it follows"):
+    with pytest.raises(ConfigError, match="differently after the text before it"):
         ChatTemplate(made)
 
 
