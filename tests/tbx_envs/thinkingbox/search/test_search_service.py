@@ -279,7 +279,7 @@ def test_the_stand_in_lives_as_long_as_its_last_user() -> None:
         assert again.instance != first.instance
 
 
-def test_other_hosts_than_loopback_are_refused() -> None:
+def test_other_hosts_than_loopback_are_rejected() -> None:
     for host in ("0.0.0.0", "192.0.2.1", "example.org", ""):
         with pytest.raises(ConfigError, match=r"Use 127\.0\.0\.1"):
             ensure_search_service(host, 0)
