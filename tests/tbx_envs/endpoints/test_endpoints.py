@@ -548,8 +548,8 @@ def test_a_keyboard_interrupt_cancels_the_request(served, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         endpoint.complete(HELLO)
     monkeypatch.undo()
-    assert endpoint._turns.acquire(blocking=False)
-    endpoint._turns.release()
+    assert endpoint._slots.acquire(blocking=False)
+    endpoint._slots.release()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
