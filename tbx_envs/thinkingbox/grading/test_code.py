@@ -141,11 +141,10 @@ class _Grading:
         """Hand the request to a child. Tried twice: if the worker died before, no test code has run."""
         ending: Mapping[str, Any] = {}
         for _ in range(2):
-            sock = connect()
-            self._sock = sock
-            reader = FrameReader(sock)
+            self._sock = connect()
+            reader = FrameReader(self._sock)
             with contextlib.suppress(OSError, EOFError):
-                sock.sendall(request)
+                self._sock.sendall(request)
                 ending = reader.read(_BEGIN_TIMEOUT_S) or {"ended": f"silent for {_BEGIN_TIMEOUT_S:g} s"}
                 if "begun" in ending:
                     return reader
@@ -200,17 +199,17 @@ class _Grading:
                 pass
 
     def _answer_in_thread(self, number: int, whom: str, method: str, arguments: list[Any]) -> None:
-        def answer() -> None:
-            with self._clock.stopped():
-                reply = self._answers.answer(number, whom, method, arguments)
-                with self._send_lock, contextlib.suppress(OSError):  # the child may have ended
-                    sock.sendall(reply)
-
-        sock = self._sock
-        assert sock is not None
-        thread = threading.Thread(target=answer, name=f"tbx-{whom}", daemon=True)
+        assert self._sock is not None
+        question = (self._sock, number, whom, method, arguments)
+        thread = threading.Thread(target=self._answer, args=question, name=f"tbx-{whom}", daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def _answer(self, sock: socket.socket, number: int, whom: str, method: str, arguments: list[Any]) -> None:
+        with self._clock.stopped():
+            reply = self._answers.answer(number, whom, method, arguments)
+            with self._send_lock, contextlib.suppress(OSError):  # the child may have ended
+                sock.sendall(reply)
 
     def _report(self, result: Mapping[str, Any]) -> CheckReport:
         notes = _notes(result, self._answers.notes)
