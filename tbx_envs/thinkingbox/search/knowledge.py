@@ -1,7 +1,7 @@
-"""`KnowledgeBase`: snippets of text that can be searched by words, best first, by BM25 (library `bm25s`).
+"""`KnowledgeBase`: a word search over snippets of text, ranked by BM25 (library `bm25s`).
 
-The order of hits is a function of snippets and query alone: equal scores keep the snippets' order. Making a base is
-cheap, the index over a handful of long documents takes a few milliseconds and is built by the first search.
+The order of hits is a function of snippets and query alone: equal scores keep the snippets' order. Constructing a base
+is cheap; the index over a handful of long documents takes a few milliseconds and is built by the first search.
 
 Source: BM25 as Lucene computes it (k1 1.5, b 0.75), https://arxiv.org/abs/2407.03618 section 2.
 """
@@ -22,19 +22,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-# Lucene's list for English: words that are in every text are no part of the index.
+# Lucene's list for English: words that are in every text are not indexed.
 _STOP_WORDS = """a an and are as at be but by for if in into is it no not of on or such that the their then there these
 they this to was will with"""
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 
-# Scripts that put no spaces between words: every character is a word of its own.
+# Scripts without spaces between words: every character counts as a word.
 _UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
 class Snippet:
-    """A piece of knowledge: `source` names the document that it is from."""
+    """A piece of knowledge.
+
+    Attributes:
+        source: name of the document that it is from.
+        text: text of the snippet.
+    """
 
     source: str
     text: str
@@ -45,8 +50,10 @@ class Hit:
     """A snippet that shares words with the query.
 
     Attributes:
-        score: BM25, above zero; comparable within one search only.
-        rank: 1 is the best.
+        source: name of the document that it is from.
+        text: text of the snippet.
+        score: BM25 score, above zero; comparable within one search only.
+        rank: place in the result; 1 is the best.
     """
 
     source: str
@@ -56,7 +63,7 @@ class Hit:
 
 
 class KnowledgeBase:
-    """Snippets, and what is found in them. Never changes; safe in many threads at once."""
+    """Searchable snippets. Immutable and thread-safe."""
 
     def __init__(self, snippets: Iterable[Snippet]) -> None:
         self.snippets = tuple(snippets)
@@ -70,7 +77,7 @@ class KnowledgeBase:
         ]
 
     def ranking(self, query: str) -> list[tuple[int, float]]:
-        """(position of the snippet, score) of all hits, best first."""
+        """(index of the snippet, score) of all hits, best first."""
         known = [word for word in words(query) if word in self._vocabulary]
         if not known:
             return []
@@ -101,7 +108,7 @@ def words(text: str) -> list[str]:
 
 
 def _singular(word: str) -> str:
-    """Without the ending of an English plural; the three rules of Harman's S-stemmer (1991)."""
+    """The word without an English plural ending, by the three rules of Harman's S-stemmer (1991)."""
     if len(word) < 4:
         return word
     if word.endswith("ies") and not word.endswith(("eies", "aies")):
@@ -114,7 +121,7 @@ def _singular(word: str) -> str:
 
 
 def _bm25s() -> ModuleType:
-    """The library, imported at the first search and without what its import does besides.
+    """The library, imported at the first search and without the side effects of its import.
 
     Where JAX is installed, `import bm25s` imports it and starts its backend, which takes the memory of a GPU. Its
     progress bars keep a thread even when they are hidden. Its logger is set to DEBUG, so that every index writes lines
@@ -135,7 +142,7 @@ _import_lock = threading.Lock()
 
 @contextlib.contextmanager
 def _bare_import() -> Iterator[None]:
-    """In here, bm25s finds neither accelerators that are not imported yet (in this thread) nor progress bars."""
+    """A context in which bm25s finds neither accelerators not yet imported (in this thread) nor progress bars."""
     finder = _WithoutAccelerators(threading.get_ident())
     kept = os.environ.get("DISABLE_TQDM")
     sys.meta_path.insert(0, finder)
@@ -150,7 +157,7 @@ def _bare_import() -> Iterator[None]:
 
 
 class _WithoutAccelerators(importlib.abc.MetaPathFinder):
-    """Finds nothing, and says of JAX and Numba to one thread that they are not installed."""
+    """Makes JAX and Numba appear not to be installed, for one thread."""
 
     def __init__(self, thread: int) -> None:
         self._thread = thread

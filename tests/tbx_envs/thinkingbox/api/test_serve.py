@@ -142,10 +142,10 @@ def test_test_code_reaches_reserved_tools_with_the_token_only(running: Running) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--host", "0.0.0.0"], "reached from other machines, and there is no token"),
+        (["--host", "0.0.0.0"], "reached from other machines, and no token is configured"),
         (["--token-env", "TBX_NOT_SET"], "environment variable TBX_NOT_SET is empty or unset"),
-        (["--clock", "yesterday"], "--clock yesterday is no date and time"),
-        (["--clock-runs"], "there is no --clock"),
+        (["--clock", "yesterday"], "--clock yesterday is not a date and time"),
+        (["--clock-runs"], "--clock-runs needs --clock"),
         (["--agent-token-env", "HOME"], "none for the harness"),
         (["--servers", "/no/such/file.yaml"], "/no/such/file.yaml"),
         (["--idle-minutes", "-1"], "--idle-minutes"),

@@ -121,7 +121,7 @@ def test_a_file_without_servers_has_none(tmp_path, text):
         ("use_internal_servers: 3", "use_internal_servers is 3"),
     ],
 )
-def test_a_file_of_another_kind_is_refused(tmp_path, text, problem):
+def test_a_file_of_another_kind_is_rejected(tmp_path, text, problem):
     with pytest.raises(ConfigError, match=problem.replace("[", r"\[")):
         load_servers(write(tmp_path, text), python="p")
 
