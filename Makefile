@@ -36,8 +36,9 @@ lint: .venv/installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
+# mkdocs-material announces its successor at each start; nothing is loaded from another host.
 docs: .venv/installed-docs
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The wheel, used in bare environments outside of this folder; minutes.
 dist: .venv/installed-build

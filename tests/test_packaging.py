@@ -12,6 +12,10 @@ import subprocess
 import sys
 
 import pytest
+import yaml
+
+from tbx_envs.commands.cli import _EXTRA_OF
+from tbx_envs.version import __version__
 
 ROOT = pathlib.Path(__file__).parents[1]
 FOLDERS = {"tbx_envs": "tbx_envs", "tbx_jax": "tbx_jax", "tbx_conf": "conf"}  # top-level package -> its folder
@@ -70,13 +74,38 @@ def test_every_file_that_is_no_python_is_package_data(setup):
 
 
 def test_every_extra_is_one_that_the_commands_name_and_all_holds_the_trainers(setup):
-    from tbx_envs.commands.cli import _EXTRA_OF
-
     extras = setup["options.extras_require"]
     assert set(_EXTRA_OF.values()) <= set(extras)
     of_all = set(lines(extras["all"]))
     assert all(set(lines(extras[name])) <= of_all for name in ("jax", "smollm2", "demo"))
     assert set(lines(extras["jax"])) < set(lines(extras["cuda"]))
+
+
+def test_every_python_that_the_metadata_names_is_tried_by_the_workflow(setup):
+    named = {line.rpartition(" ")[2] for line in lines(setup["metadata"]["classifiers"]) if "Python :: 3." in line}
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]
+    assert set(jobs["test"]["strategy"]["matrix"]["python"]) == named == {"3.11", "3.12", "3.13"}
+    assert ".ci/run" in [step.get("run") for step in jobs["test"]["steps"]]
+    targets = jobs["check"]["strategy"]["matrix"]["target"]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert targets == [target for target in targets if f"\n{target}: " in makefile]
+
+
+def test_the_hooks_before_a_commit_are_the_commands_of_make_lint():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
+    lint = re.search(r"^lint: .*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)[1]
+    of_make = [line.strip().removeprefix("$(BIN)/").split() for line in lint.splitlines()]
+    of_hooks = [hook["entry"].removeprefix(".venv/bin/").split() for hook in hooks]
+    options = {"--force-exclude", "--check", "."}
+    assert [[w for w in words if w not in options] for words in of_hooks] == [
+        [word for word in words if word not in options] for words in of_make
+    ]
+
+
+def test_the_citation_is_of_this_version_and_names_no_person():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == __version__
+    assert citation["authors"] == [{"name": "tbx developers"}]
 
 
 def test_every_library_that_the_environments_import_is_required(setup):
