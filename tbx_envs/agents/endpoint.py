@@ -28,6 +28,7 @@ from tbx_envs.endpoints.responses import Completion, EndpointCall
 from tbx_envs.episode import Episode
 from tbx_envs.errors import ContextExceeded, EndpointError, EndpointRefused, PolicyFault
 from tbx_envs.messages import BadCall, Message, Text, ToolCall, ToolResult, Turn
+from tbx_envs.runtime import EpisodeOptions
 from tbx_envs.seeding import derive
 
 _SEEDS = 2**31  # some servers take no larger ones

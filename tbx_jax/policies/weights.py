@@ -78,7 +78,8 @@ def load_policy(
 
     Args:
         folder_or_name: where from.
-        mesh, rules: where parameters go; None is the default device.
+        mesh: devices that the parameters go to; None is the default device.
+        rules: letter of a logical axis -> mesh axis, with `mesh`.
         dtype: of the computation; None is the one that the policy names.
         param_dtype: of the parameters in memory; None is as stored, which is enough for sampling.
 
@@ -352,7 +353,9 @@ def save_policy(
 
     Args:
         folder: to write.
-        model, params, tokenizer: the policy.
+        model: architecture of the policy.
+        params: its parameters.
+        tokenizer: its tokenizer, with the chat template.
         like: the policy that it came from. What this package does not know of goes along from there unchanged: keys
             of `config.json`, the tokenizer's and generation's files, tensors of an image encoder. Only the chat
             template is the tokenizer's.
