@@ -51,9 +51,8 @@ class World:
         assert isinstance(raw, sqlite3.Connection)
         self.raw: sqlite3.Connection = raw
         self.db.rollback()
-        self._finalizer: weakref.finalize[..., World] = weakref.finalize(
-            self, self.db.close
-        )  # frees the memory of a world that is dropped
+        # Frees the memory of a world that is dropped.
+        self._finalizer: weakref.finalize[..., World] = weakref.finalize(self, self.db.close)
 
     def restore(self, source: sqlite3.Connection) -> None:
         """Replace the content by a copy of `source`."""

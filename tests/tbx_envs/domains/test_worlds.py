@@ -73,7 +73,7 @@ def test_a_world_with_a_result_left_open_is_not_used_again(task, kiosk):
     return_world(fresh)
 
 
-def test_a_world_refuses_a_reference_to_nothing(world):
+def test_a_world_rejects_a_reference_to_nothing(world):
     with pytest.raises(sqlalchemy.exc.IntegrityError):
         world.db.execute(
             insert(ORDERS),
@@ -128,7 +128,7 @@ def test_rows_without_a_stable_key_are_compared_in_any_order(world, task, kiosk)
     [
         (
             [ExpectedCall("place_order", {"item": "gold", "quantity": 1, "code": "1"})],
-            "expected call 1 of 1.*refused.*gold",
+            "expected call 1 of 1.*rejected.*gold",
         ),
         (
             [ExpectedCall("list_items", {}), ExpectedCall("plac_order", {})],
