@@ -1,12 +1,12 @@
 """How many tokens does the learner train on in a second?
 
-A batch of made-up sequences, as long as the clinic's episodes and a third of them written by the policy, in the
+A batch of random sequences, as long as the clinic's episodes and a third of them sampled by the policy, in the
 micro-batches and buckets that `tbx train` uses. The policy has the shape of `conf/model/<model>.yaml` and random
 parameters. Prints one JSON line per case, from most convenient to barest:
 
     policy      a GRPO update: gradients of all micro-batches, clipping, AdamW
-    supervised  the same with the loss of the warm start
-    forward     log-probabilities of the same micro-batches: what no update can do without
+    supervised  the same with the loss of SFT
+    forward     log-probabilities of the same micro-batches, which every update needs
 
     tokens_per_s  tokens of the sequences by wall time, padding not counted, best of the repeats; compilation is
                   excluded by running each case once before

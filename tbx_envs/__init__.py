@@ -1,8 +1,9 @@
 """ThinkingBox tasks as Gymnasium environments.
 
-Importing this registers one id per frozen task, and one per task of the datasets that `TBX_DATASETS` names, and does
-nothing else: no task is built, and the database, the tool protocol and anything of a model are imported when an
-environment is first made. The names below are the public interface; each is imported when it is first used.
+Importing the package registers one Gymnasium id per frozen task, and one per task of the datasets that `TBX_DATASETS`
+names, and does nothing else: no task is built, and the database, the tool protocol and libraries of models are imported
+when an environment is first made. The names in `__all__` are the public interface; each is imported when it is first
+used.
 """
 
 from __future__ import annotations

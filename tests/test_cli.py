@@ -27,7 +27,7 @@ def tbx(*arguments, cwd):
 
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory):
-    """A small run of the scripted policy with errors."""
+    """A small evaluation run of the scripted agent with errors."""
     folder = tmp_path_factory.mktemp("cli") / "scripted"
     done = tbx(
         "evaluate",
@@ -84,7 +84,7 @@ def test_errors_of_ours_are_one_message_and_exit_code_two(capsys):
     assert "Traceback" not in told
 
 
-def test_the_traceback_is_there_for_who_asks(monkeypatch):
+def test_the_traceback_is_shown_on_request(monkeypatch):
     from tbx_envs.errors import DomainError
 
     monkeypatch.setenv("TBX_TRACEBACK", "1")
@@ -92,7 +92,7 @@ def test_the_traceback_is_there_for_who_asks(monkeypatch):
         main(["tasks", "show", "clinic/nothing/000"])
 
 
-def test_an_interruption_says_how_to_go_on(monkeypatch, capsys):
+def test_an_interruption_says_how_to_resume(monkeypatch, capsys):
     class Interrupted:
         summary = ""
 
@@ -101,7 +101,7 @@ def test_an_interruption_says_how_to_go_on(monkeypatch, capsys):
 
     monkeypatch.setattr(cli, "commands", lambda: {"report": Interrupted()})
     assert main(["report"]) == 130
-    assert "goes on from here" in capsys.readouterr().err
+    assert "resumes from here" in capsys.readouterr().err
 
 
 def test_evaluate_writes_rows_summary_transcripts_and_where_they_came_from(scripted):
@@ -119,7 +119,7 @@ def test_evaluate_writes_rows_summary_transcripts_and_where_they_came_from(scrip
     assert run["config"]["policy"] == "scripted"
     assert run["config"]["output_dir"] == str(folder)
     assert run["libraries"]["numpy"]
-    assert "never trained" in done.stdout
+    assert "held-out families" in done.stdout
 
 
 def test_report_shows_what_evaluate_wrote(scripted, capsys):
