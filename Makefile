@@ -10,6 +10,8 @@ TEMPLATES := trl==1.16.0
 SEED ?= 0
 # Of the tests: more processes than cores gain nothing, 0 is none but pytest's own.
 WORKERS ?= 2
+# How XLA compiles in the tests: quick is with few optimizations, full as users have it (twice the time).
+XLA ?= quick
 
 .PHONY: demo test parity lint clean
 
@@ -17,7 +19,7 @@ demo: .venv/installed-demo
 	$(BIN)/tbx demo seed=$(SEED)
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	TBX_TEST_XLA=$(XLA) $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 # Models against transformers; torch lives in an environment of its own, so that nothing else comes to need it.
 parity: .venv-parity/installed

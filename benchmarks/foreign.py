@@ -46,6 +46,7 @@ import tbx_envs
 from benchmarks.original_proxy import graded_episode, proxied, versions_of
 from tbx_envs.agents import Attempt
 from tbx_envs.agents.oracle import OracleAgent
+from tbx_envs.runtime import EpisodeOptions
 from tbx_envs.thinkingbox.dataset import registered_datasets
 from tbx_envs.thinkingbox.dataset.dataset import Dataset
 from tbx_envs.thinkingbox.dataset.records import DatasetTask
@@ -98,7 +99,7 @@ def measure_rounds(plays: Mapping[str, Play], tasks: Sequence[DatasetTask], roun
 
 
 def ours(start: Literal["fork", "spawn"], concurrency: int) -> Play:
-    agent = OracleAgent(concurrency=concurrency, judge="yes", start=start)
+    agent = OracleAgent(concurrency=concurrency, options=EpisodeOptions(judge="yes", start=start))
 
     def play(tasks: Sequence[DatasetTask]) -> None:
         for episode in agent.run(Attempt(task.uid, 0, 0) for task in tasks):

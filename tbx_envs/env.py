@@ -15,17 +15,15 @@ reward.
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import json
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import gymnasium
 
 from tbx_envs.chat.interpretation import interpret, schemas_of
-from tbx_envs.domains import Domain, load_domain
-from tbx_envs.domains.runtime import DomainRuntime
 from tbx_envs.episode import TERMINATED, CheckReport, Episode, Fault, FinishReason
 from tbx_envs.errors import (
     ActionError,
@@ -35,7 +33,6 @@ from tbx_envs.errors import (
     TbxError,
     ToolFault,
     UserFault,
-    did_you_mean,
 )
 from tbx_envs.messages import (
     DONE_MARK,
@@ -49,14 +46,11 @@ from tbx_envs.messages import (
     to_chat,
 )
 from tbx_envs.rendering import transcript_text
-from tbx_envs.runtime import EpisodeOptions, Runtime
+from tbx_envs.runtime import EpisodeOptions
+from tbx_envs.sources import source_of
 from tbx_envs.spaces import AnyText
-from tbx_envs.task import Task
+from tbx_envs.task import AnyTask
 from tbx_envs.tools.arguments import transport_problem
-from tbx_envs.tools.listing import domain_function_dicts
-
-if TYPE_CHECKING:
-    from tbx_envs.thinkingbox.dataset.records import DatasetTask
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 
@@ -68,11 +62,11 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
     """One task.
 
     Args:
-        uid: of the task.
-        chat_format: how calls stand in the policy's text (`tbx_envs.chat.interpretation`).
+        uid: task id.
         render_mode: None, `ansi` (`render()` returns the transcript) or `human` (messages are printed as they
             come).
-        stage: further options, by the names of `EpisodeOptions`: `user`, `judge`, `tool_timeout_s`, ...
+        options: how episodes are set up; None is the defaults.
+        given: single options by name, which replace those of `options`: `chat_format`, `user`, `judge`, ...
 
     Raises:
         DomainError: no such task.
@@ -82,24 +76,26 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "human"], "render_fps": 1}
 
-    def __init__(self, uid: str, *, chat_format: str = "hermes", render_mode: str | None = None, **stage: Any) -> None:
+    def __init__(
+        self, uid: str, *, render_mode: str | None = None, options: EpisodeOptions | None = None, **given: Any
+    ) -> None:
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ActionError(f"render_mode {render_mode!r} is not known; use None, 'ansi' or 'human'.")
-        interpret("", chat_format)  # an unknown format fails here, not in the first step
-        self._options = _episode_options(stage)
-        self.task, self.domain = _task_and_domain(uid)
+        self._options = (options or EpisodeOptions()).changed(given)
+        interpret("", self._options.chat_format)  # an unknown format fails here, not in the first step
+        self.source = source_of(uid)
+        self.task = self.source.task(uid)
         self.render_mode = render_mode
         self.observation_space = AnyText()
         self.action_space = AnyText()
-        self._chat_format = chat_format
         self._messages: list[Message] = []
         self._runtime: Stage | None = None
         self._schemas: Mapping[str, Any] | None = None  # of the tools' arguments, once they are needed
-        self._tools: list[dict[str, Any]] | None = None  # of a dataset's task, known once it has been started
+        self._tools: list[dict[str, Any]] | None = None  # once an episode has started
         self._clear()
 
     def _clear(self) -> None:
-        """Forget the last episode; its stage must have been left."""
+        """Forget the last episode; its runtime must have been left."""
         self._messages = []
         self._seed = -1
         self._running = False
@@ -128,20 +124,21 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
     @property
     def waits(self) -> bool:
         """True when a step mostly waits for other processes, so that many are best taken at the same time."""
-        return self.domain is None
+        return self.source.waits
 
     @property
     def tools(self) -> list[dict[str, Any]]:
         """The tools as OpenAI-function style dictionaries, in canonical order; new objects each time.
 
         Raises:
-            ActionError: a dataset's task that was never begun: its servers say what tools they have.
+            ActionError: a dataset's task before its first `reset`: only its servers know their tools.
         """
-        if self.domain is not None:
-            return domain_function_dicts(self.domain.tools)
+        known = self.source.tools(self.task)
+        if known is not None:
+            return known
         if self._tools is None:
             raise ActionError(f"tools of {self.task.uid}: its servers have not been started yet; call reset() first.")
-        return json.loads(json.dumps(self._tools))
+        return copy.deepcopy(self._tools)
 
     def abandoned(self, attempt: int, fault: EnvironmentFault) -> Episode:
         """The record of an episode that runs and is given up because its policy failed: void, and over."""
@@ -193,30 +190,22 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         self._clear()
         self._seed = int(self.np_random.integers(2**63 - 1)) if seed is None else int(seed)
         try:
-            self._runtime = self._new_runtime()
+            self._runtime = self.source.start(self.task, self._options, self._seed)
         except EnvironmentFault as fault:
             self._void(fault, began)
             raise
         self._running = True
-        if self.domain is None:
-            self._tools, self._schemas = self._runtime.tools, None
+        self._tools, self._schemas = self._runtime.tools, None
         self._num_calls = sum(len(said.calls) for said in self._runtime.opening if isinstance(said, Turn))
         self._say(*self._runtime.opening)
         info = {
             "uid": self.task.uid,
             "messages": to_chat(self._messages),
-            "tools": self.tools,
+            "tools": self._runtime.tools,
             "finish_reason": None,
         }
         self._seconds += time.perf_counter() - began
         return self._runtime.opening[-1].text, info
-
-    def _new_runtime(self) -> Runtime:
-        if self.domain is not None:
-            return DomainRuntime(self.task, self.domain, self._options, self._seed)
-        from tbx_envs.thinkingbox.runtime import DatasetRuntime
-
-        return DatasetRuntime(self.task, self._options, self._seed)
 
     def step(self, action: str | Turn) -> Step:
         """Take what the policy wrote: raw text in the environment's chat format, or a turn read already.
@@ -270,7 +259,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         if isinstance(action, str):
             if self._schemas is None:
                 self._schemas = schemas_of(self.tools)
-            turn = interpret(str(action), self._chat_format, first_call=self._num_calls, schemas=self._schemas)
+            turn = interpret(str(action), self._options.chat_format, first_call=self._num_calls, schemas=self._schemas)
         elif isinstance(action, Turn):
             turn = _with_ids(action, self._num_calls)
         else:
@@ -377,7 +366,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             print(transcript_text(messages))
 
     def _void(self, fault: EnvironmentFault, began: float) -> None:
-        """The episode is void: no reward, and its stage, in an unknown state, is never used again."""
+        """The episode is void: no reward, and its runtime, in an unknown state, is never used again."""
         self._running = False
         self._report = None
         self._fault = Fault(fault.kind, str(fault))
@@ -402,26 +391,6 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         if self._running:
             self._clear()
         self._leave_runtime()
-
-
-def _episode_options(given: Mapping[str, Any]) -> EpisodeOptions:
-    try:
-        return EpisodeOptions(**given)
-    except TypeError:
-        known = [field.name for field in dataclasses.fields(EpisodeOptions)]
-        unknown = [name for name in given if name not in known]
-        near = did_you_mean(unknown[0], known)
-        raise ActionError(f"ToolEnv has no option {unknown[0]!r}.{near} Its options: {', '.join(known)}.") from None
-
-
-def _task_and_domain(uid: str) -> tuple[Task | DatasetTask, Domain | None]:
-    """The task, and its domain when it is one of ours. A uid of a dataset has a colon (`file.py:test`)."""
-    if ":" in uid:
-        from tbx_envs.thinkingbox.dataset import dataset_of
-
-        return dataset_of(uid).task(uid), None
-    task = load_domain(uid.partition("/")[0]).task(uid)
-    return task, load_domain(task.domain)
 
 
 def _with_ids(turn: Turn, first: int) -> Turn:
@@ -450,5 +419,5 @@ def _report_dict(report: CheckReport) -> dict[str, Any]:
     return {"passed": report.passed, "check": report.check, "differences": list(report.differences)}
 
 
-def _unexpected(task: Task | DatasetTask, what: str, error: Exception) -> str:
+def _unexpected(task: AnyTask, what: str, error: Exception) -> str:
     return f"task {task.uid}: {what} raised {type(error).__name__}: {error}. The episode is void; fix it."

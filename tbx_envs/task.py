@@ -11,7 +11,7 @@ import datetime
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,6 +83,29 @@ class Task:
     limits: Limits = Limits()
     idle_passes: str | None = None
     labels: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class AnyTask(Protocol):
+    """What a task of any source has: ours (`Task`), or a dataset's (`DatasetTask`). Attributes as in `Task`."""
+
+    @property
+    def uid(self) -> str: ...
+    @property
+    def domain(self) -> str: ...
+    @property
+    def family(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def split(self) -> Literal["train", "heldout"]: ...
+    @property
+    def query(self) -> str: ...
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def expected_calls(self) -> tuple[ExpectedCall, ...]: ...
+    @property
+    def idle_passes(self) -> str | None: ...
 
 
 def content_hash(task: Task) -> str:

@@ -19,6 +19,7 @@ from tbx_envs.env import ToolEnv
 from tbx_envs.episode import Episode, Fault
 from tbx_envs.errors import ActionError, EnvironmentFault
 from tbx_envs.messages import Message, Turn
+from tbx_envs.runtime import EpisodeOptions
 from tbx_envs.spaces import AnyText
 
 # Slots whose environments wait for other processes are stepped together, so many at a time.
@@ -45,15 +46,14 @@ class EpisodeSlots:
     """A fixed number of slots, each with one episode at a time.
 
     Args:
-        num_slots: how many.
-        chat_format: of raw text actions.
-        env_options: further arguments of every `ToolEnv`.
+        num_slots: number of slots.
+        options: how every episode is set up; None is the defaults.
     """
 
-    def __init__(self, num_slots: int, *, chat_format: str = "hermes", **env_options: Any) -> None:
+    def __init__(self, num_slots: int, options: EpisodeOptions | None = None) -> None:
         self._envs: list[ToolEnv | None] = [None] * num_slots
         self._running = [False] * num_slots
-        self._options = {"chat_format": chat_format, **env_options}
+        self._options = options or EpisodeOptions()
 
     @property
     def num_slots(self) -> int:
@@ -69,7 +69,7 @@ class EpisodeSlots:
         if env is None or env.task.uid != uid:
             if env is not None:
                 env.close()
-            env = self._envs[slot] = ToolEnv(uid, **self._options)
+            env = self._envs[slot] = ToolEnv(uid, options=self._options)
         try:
             env.reset(seed=seed)
         except EnvironmentFault as fault:
@@ -155,10 +155,11 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
     the slot.
 
     Args:
-        num_envs: how many slots; with `uids` it may be left out.
-        uid: the task of all slots.
-        uids: one task for each slot, instead of `uid`.
-        options: as of `ToolEnv`.
+        num_envs: number of slots; with `uids` it may be left out.
+        uid: task id of all slots.
+        uids: one task id for each slot, instead of `uid`.
+        options: how every episode is set up; None is the defaults.
+        given: single options of `ToolEnv` by name, which replace those of `options`.
 
     Raises:
         ActionError: neither `uid` nor `uids` is given, or their number is not `num_envs`.
@@ -168,7 +169,13 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
     metadata: ClassVar[dict[str, Any]] = {**ToolEnv.metadata, "autoreset_mode": AutoresetMode.DISABLED}
 
     def __init__(
-        self, num_envs: int = 1, *, uid: str | None = None, uids: Sequence[str] | None = None, **options: Any
+        self,
+        num_envs: int = 1,
+        *,
+        uid: str | None = None,
+        uids: Sequence[str] | None = None,
+        options: EpisodeOptions | None = None,
+        **given: Any,
     ) -> None:
         if uids is None:
             if uid is None:
@@ -182,8 +189,8 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
         self.single_action_space = AnyText()
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self.render_mode = options.get("render_mode")
-        self.envs = [ToolEnv(uid, **options) for uid in self.uids]
+        self.render_mode = given.get("render_mode")
+        self.envs = [ToolEnv(uid, options=options, **given) for uid in self.uids]
         self._terminated = np.zeros(self.num_envs, bool)
         self._truncated = np.zeros(self.num_envs, bool)
         self._ready = np.zeros(self.num_envs, bool)  # True where a step is possible

@@ -1,28 +1,30 @@
-"""Configuration records: Hydra composes, this file validates, and nobody below it sees a DictConfig.
-
-Defaults live in `conf/` only; the records have none, so a missing key is an error and a default cannot be in two
-places. Unknown keys are refused. Records are frozen and hash, so equal configurations share one compiled function.
-"""
+"""Configuration records of the trainer. What the environments' own commands need is in `tbx_envs.commands.config`."""
 
 from __future__ import annotations
 
-import datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
 import pydantic
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from tbx_envs.errors import ConfigError
-
-Positive = Annotated[int, pydantic.Field(gt=0)]
-Count = Annotated[int, pydantic.Field(ge=0)]
-Seconds = Annotated[float, pydantic.Field(gt=0.0)]
-Share = Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
-
-
-class Record(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=False)
+from tbx_envs.commands.config import (
+    AgentConfig,
+    Band,
+    Count,
+    EnvironmentConfig,
+    ErrorRate,
+    EvaluateConfig,
+    JudgeConfig,
+    MeshConfig,
+    PlayConfig,
+    PoolConfig,
+    Positive,
+    Precision,
+    Record,
+    SamplingConfig,
+    Share,
+    UserConfig,
+    validated,
+)
 
 
 class RopeScaling(Record):
@@ -103,145 +105,16 @@ class OptimConfig(Record):
     schedule: Literal["constant", "cosine"]
 
 
-class SamplingConfig(Record):
-    temperature: Annotated[float, pydantic.Field(ge=0.0)]
-    top_k: Positive | None
-    top_p: Annotated[float, pydantic.Field(gt=0.0, le=1.0)]
-    max_turn_tokens: Positive
-    max_episode_tokens: Positive
-    slots: Positive
-    episodes: Positive | None
-    decode_steps: Positive
-    cache_dtype: Literal["float32", "bfloat16"] | None
-
-    @property
-    def episodes_in_flight(self) -> int:
-        """As many as there are slots, unless it says more: those that wait for their environment are then parked."""
-        return self.slots if self.episodes is None else self.episodes
-
-
-class MeshConfig(Record):
-    axes: dict[str, Positive]
-    rules: dict[str, str]
-
-
-class PricesConfig(Record):
-    """Per million tokens, in one currency."""
-
-    input: Annotated[float, pydantic.Field(ge=0.0)]
-    cached: Annotated[float, pydantic.Field(ge=0.0)]
-    output: Annotated[float, pydantic.Field(ge=0.0)]
-
-
-class EndpointSettings(Record):
-    """A server that speaks OpenAI's chat completions."""
-
-    base_url: str
-    model: str
-    api_key_env: str | None
-    temperature: Annotated[float, pydantic.Field(ge=0.0)] | None
-    max_tokens: Positive | None
-    timeout_s: Seconds
-    concurrency: Positive
-    max_retries: Count
-    extra_body: dict[str, Any]
-    prices: PricesConfig | None
-
-
-def _endpoint_when_served(part: Any) -> Any:
-    if (part.kind == "endpoint") != (part.endpoint is not None):
-        raise ValueError("an endpoint belongs to kind=endpoint, and only to it")
-    return part
-
-
-class JudgeConfig(Record):
-    kind: Literal["none", "yes", "endpoint"]
-    style: Literal["plain", "motivation"]
-    endpoint: EndpointSettings | None
-
-    _whole = pydantic.model_validator(mode="after")(_endpoint_when_served)
-
-
-class UserConfig(Record):
-    kind: Literal["default", "endpoint"]
-    can_end: bool
-    endpoint: EndpointSettings | None
-
-    _whole = pydantic.model_validator(mode="after")(_endpoint_when_served)
-
-
-class AgentConfig(Record):
-    kind: Literal["none", "endpoint"]
-    chat_format: str
-    endpoint: EndpointSettings | None
-
-    _whole = pydantic.model_validator(mode="after")(_endpoint_when_served)
-
-
-class EnvironmentConfig(Record):
-    """How episodes run, apart from what is in them."""
-
-    concurrency: Positive
-    tool_timeout_s: Seconds | None
-    check_timeout_s: Seconds
-    start: Literal["fork", "spawn"]
-    clock: datetime.datetime | None
-    clock_runs: bool
-
-
-class TrainConfig(Record):
+class TrainConfig(PlayConfig):
     algo: AlgoConfig
     optim: OptimConfig
     sampling: SamplingConfig
-    mesh: MeshConfig
-    judge: JudgeConfig
-    user: UserConfig
-    environment: EnvironmentConfig
-    seed: Count
     steps: Positive
-    policy: str
-    compute_dtype: Literal["float32", "bfloat16"] | None
+    compute_dtype: Precision | None
     tasks: str
     pool: str | None
     train_on_benchmark_and_mark_results: bool
     checkpoint_every: Positive
-    output_dir: str
-
-
-class EvaluateConfig(Record):
-    sampling: SamplingConfig
-    mesh: MeshConfig
-    judge: JudgeConfig
-    user: UserConfig
-    environment: EnvironmentConfig
-    agent: AgentConfig
-    seed: Count
-    policy: str
-    compute_dtype: Literal["float32", "bfloat16"] | None
-    tasks: str
-    attempts: Positive
-    error_rate: Annotated[float, pydantic.Field(ge=0.0)]
-    max_void_retries: Count
-    regrade: str | None
-    output_dir: str
-
-
-class PoolConfig(Record):
-    sampling: SamplingConfig
-    mesh: MeshConfig
-    judge: JudgeConfig
-    user: UserConfig
-    environment: EnvironmentConfig
-    agent: AgentConfig
-    seed: Count
-    policy: str
-    compute_dtype: Literal["float32", "bfloat16"] | None
-    tasks: str
-    attempts: Positive
-    bands: tuple[Literal["too_hard", "hard", "medium", "easy", "too_easy"], ...]
-    train_on_benchmark_and_mark_results: bool
-    max_void_retries: Count
-    output_dir: str
 
 
 class SftConfig(Record):
@@ -250,62 +123,49 @@ class SftConfig(Record):
     mesh: MeshConfig
     seed: Count
     policy: str | None
-    compute_dtype: Literal["float32", "bfloat16"] | None
+    compute_dtype: Precision | None
     chat_template: Literal["tools", "compact"] | None
     domain: str
     families: tuple[str, ...] | None
     demonstrations: Positive
-    error_rate: Annotated[float, pydantic.Field(ge=0.0)]
+    error_rate: ErrorRate
     epochs: Positive
     batch_tokens: Positive
     vocabulary: Positive
     output_dir: str
 
 
-class DemoConfig(Record):
+class DemoConfig(PlayConfig):
     algo: AlgoConfig
     optim: OptimConfig
     rollout: SamplingConfig
     evaluation: SamplingConfig
-    mesh: MeshConfig
-    judge: JudgeConfig
-    user: UserConfig
-    environment: EnvironmentConfig
-    seed: Count
-    policy: str
     steps: Positive
     attempts: Positive
     pool_attempts: Positive
-    bands: tuple[Literal["too_hard", "hard", "medium", "easy", "too_easy"], ...]
+    bands: tuple[Band, ...]
     checkpoint_every: Positive
     max_void_retries: Count
-    output_dir: str
 
 
-R = TypeVar("R", bound=Record)
-
-
-def validated(record: type[R], composed: DictConfig | dict[str, Any]) -> R:
-    """The composed configuration as a frozen record: the one boundary between Hydra and the program.
-
-    Raises:
-        ConfigError: every problem of the configuration in one message, each with the path of its key.
-    """
-    try:
-        plain = (
-            OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-            if isinstance(composed, DictConfig)
-            else composed
-        )
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"configuration cannot be resolved: {error}") from error
-    try:
-        return record.model_validate(plain)
-    except pydantic.ValidationError as error:
-        problems = [
-            f"  {'.'.join(str(part) for part in item['loc'])}: {item['msg']} (given: {item['input']!r})"
-            for item in error.errors()
-        ]
-        raise ConfigError(
-            f"{record.__name__}: {len(problems)} problem(s) in the configuration:\n" + "\n".join(problems)
-        ) from error
+__all__ = [
+    "AgentConfig",
+    "AlgoConfig",
+    "DemoConfig",
+    "EnvironmentConfig",
+    "EvaluateConfig",
+    "HybridConfig",
+    "JudgeConfig",
+    "MeshConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "PlayConfig",
+    "PoolConfig",
+    "Record",
+    "RopeScaling",
+    "SamplingConfig",
+    "SftConfig",
+    "TrainConfig",
+    "UserConfig",
+    "validated",
+]

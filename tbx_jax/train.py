@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from tbx_envs.chat.template import ChatTemplate
+from tbx_envs.commands.environments import episode_options, opened_endpoints
 from tbx_envs.episode import FinishReason
 from tbx_envs.errors import ConfigError, EnvironmentFault
 from tbx_envs.evaluation.files import write_json
@@ -40,7 +41,6 @@ from tbx_jax.checkpoint import Checkpoints, Progress, refuse_changed_config
 from tbx_jax.compilation import enable_compilation_cache
 from tbx_jax.config import AlgoConfig, TrainConfig
 from tbx_jax.console import StepLines
-from tbx_jax.environments import environment_options, opened_endpoints
 from tbx_jax.groups import Collected, Group, collect_groups
 from tbx_jax.learner import LearnerState, build_learner
 from tbx_jax.losses import PolicyMetrics
@@ -68,8 +68,8 @@ def run(config: TrainConfig) -> dict[str, Any]:
     """
     enable_compilation_cache()
     with opened_endpoints(judge=config.judge, user=config.user) as endpoints:
-        options = environment_options(config.environment, config.judge, config.user, endpoints)
-        with contextlib.closing(EpisodeSlots(config.sampling.episodes_in_flight, **options)) as slots:
+        options = episode_options(config, endpoints)
+        with contextlib.closing(EpisodeSlots(config.sampling.episodes_in_flight, options)) as slots:
             return train(config, tasks_to_train_on(config), slots)
 
 

@@ -15,11 +15,11 @@ from hydra import compose, initialize_config_module
 import tbx_envs.domains
 import tbx_jax.config
 from tbx_envs.agents import Attempt
+from tbx_envs.commands import cli
 from tbx_envs.domains import load_domain
 from tbx_envs.evaluation.run import row_of
 from tbx_envs.task import Task
 from tbx_envs.testing.agents import prescribed_episode
-from tbx_jax.cli import COMMANDS
 
 ROOT = pathlib.Path(__file__).parents[1]
 README, CHANGELOG = ROOT / "README.md", ROOT / "CHANGELOG.md"
@@ -130,14 +130,14 @@ def test_a_tbx_command_that_is_shown_exists_and_its_overrides_compose(page):
     for program, *rest in commands(page):
         if program.startswith("-"):
             continue
-        assert program in COMMANDS, f"{page.name} shows `tbx {program}`"
+        assert program in cli.commands(), f"{page.name} shows `tbx {program}`"
         if hasattr(tbx_jax.config, f"{program.capitalize()}Config"):
             composed(program, *(word for word in rest if not word.startswith("-")))
 
 
 def test_the_readme_lists_every_command_and_no_other():
     listed = first_cells(section(README, "Train and sweep"))
-    assert sorted(listed) == sorted(f"tbx {name}" for name in COMMANDS)
+    assert sorted(listed) == sorted(f"tbx {name}" for name in cli.commands())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -195,7 +195,7 @@ def test_the_configuration_groups_of_every_program_are_listed():
         nested = {name for name, value in composed(program) if isinstance(value, tbx_jax.config.Record)}
         nested = {"sampling" if name in ("rollout", "evaluation") else name for name in nested}
         assert groups - {"rollout", "evaluation"} == nested, program
-    programs = {name for name in COMMANDS if hasattr(tbx_jax.config, f"{name.capitalize()}Config")}
+    programs = {name for name in cli.commands() if hasattr(tbx_jax.config, f"{name.capitalize()}Config")}
     assert listed.keys() == programs
 
 
@@ -250,7 +250,7 @@ def test_an_experiment_composes_and_says_what_it_is_for(experiment):
     assert said["Command"] in TRAIN.read_text(encoding="utf-8")
 
 
-# --- the map of the code ------------------------------------------------------------------------------------
+# --- modules (the map of the code is held by test_architecture.py) ------------------------------------------
 
 
 def modules():
@@ -262,64 +262,6 @@ def modules():
 
 
 MODULES = modules()
-
-
-def imports(file):
-    """Modules of ours that a file imports when it runs, inside functions too."""
-    for node in ast.walk(_without_type_checking(ast.parse(file.read_text(encoding="utf-8")))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in MODULES)
-        elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
-            parts = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (part if part in MODULES else node.module for part in parts)
-
-
-def _without_type_checking(tree):
-    tree.body = [
-        node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    ]
-    return tree
-
-
-def picture():
-    """Module or folder -> line of the picture, counted from the top."""
-    _, text = blocks(ARCHITECTURE, "text")[0]
-    lines = [line for line in text.splitlines() if not line.startswith("-")]
-    return {name: number for number, line in enumerate(lines) for name in line.split()}
-
-
-def test_the_picture_of_the_house_is_how_modules_import():
-    lines = picture()
-
-    def place(module):
-        parts = module.split(".")
-        prefixes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
-        return next((prefix for prefix in prefixes if prefix in lines), None)
-
-    inner = {name: file for name, file in MODULES.items() if "." in name}
-    assert [name for name in inner if place(name) is None] == []
-    assert [name for name in lines if not any(place(module) == name for module in inner)] == []
-    upwards = [
-        f"{name} imports {imported}"
-        for name, file in inner.items()
-        for imported in imports(file)
-        if "." in imported and place(imported) != place(name) and not lines[place(imported)] > lines[place(name)]
-    ]
-    assert upwards == []
-
-
-def test_every_module_has_its_line_and_what_the_line_names_is_in_it():
-    rows = re.findall(r"^\| `(tbx_\w+(?:\.\w+)+)` \| (.*) \|$", ARCHITECTURE.read_text(encoding="utf-8"), re.MULTILINE)
-    listed = dict(rows)
-    assert len(rows) == len(listed)
-    wanted = {name for name, file in MODULES.items() if "." in name and file.stat().st_size}
-    wanted -= {name for name in wanted if name.startswith("tbx_envs.domains.clinic.")}
-    assert wanted - listed.keys() == set()
-    assert listed.keys() - MODULES.keys() == set()
-    for module, words in rows:
-        for name in re.findall(r"`@?([A-Z]\w+|\w+_\w+)`", words):
-            if name not in ("MCP", "tbx_envs", "tbx_jax"):
-                assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
 
 
 def test_letters_named_for_sharding_are_those_of_the_alphabet():

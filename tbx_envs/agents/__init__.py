@@ -13,8 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from tbx_envs.episode import Episode
 from tbx_envs.messages import Message
-from tbx_envs.task import Task
-from tbx_envs.thinkingbox.dataset.records import DatasetTask
+from tbx_envs.task import AnyTask
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Opening:
         tools: of the episode, as OpenAI-function style dictionaries.
     """
 
-    task: Task | DatasetTask
+    task: AnyTask
     messages: tuple[Message, ...]
     tools: list[dict[str, Any]]
 

@@ -56,23 +56,21 @@ class EndpointAgent:
 
     Args:
         endpoint: the model.
-        chat_format: how calls stand in its words, where the server does not take them out.
-        concurrency: how many episodes run at the same time; as many as the endpoint takes requests when None.
-        env_options: of every `ToolEnv`.
+        concurrency: number of episodes that run at the same time; None is as many as the endpoint takes requests.
+        options: how every episode is set up; its `chat_format` is how calls are written in the model's text, where the
+            server does not parse them. None is the defaults.
     """
 
     def __init__(
         self,
         endpoint: ChatEndpoint,
         *,
-        chat_format: str = "hermes",
         concurrency: int | None = None,
-        **env_options: Any,
+        options: EpisodeOptions | None = None,
     ) -> None:
         self._endpoint = endpoint
-        self._chat_format = chat_format
+        self._options = options or EpisodeOptions()
         self._concurrency = endpoint.config.concurrency if concurrency is None else concurrency
-        self._env_options = env_options
 
     def run(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
         """One episode for each attempt, as they end, void ones too. `usage` has `sampled_tokens`, `given_tokens` and
@@ -88,10 +86,10 @@ class EndpointAgent:
 
         def make_agent(attempt: Attempt, opening: Opening) -> AgentTurns:
             use = uses[attempt] = EndpointUse()
-            return endpoint_agent(self._endpoint, attempt, opening, use, chat_format=self._chat_format, stop=stop)
+            chat_format = self._options.chat_format
+            return endpoint_agent(self._endpoint, attempt, opening, use, chat_format=chat_format, stop=stop)
 
-        options = {"chat_format": self._chat_format, **self._env_options}
-        episodes = play_turns(attempts, make_agent, concurrency=self._concurrency, stop=stop, **options)
+        episodes = play_turns(attempts, make_agent, concurrency=self._concurrency, stop=stop, options=self._options)
         try:
             for episode in episodes:
                 use = uses.pop(Attempt(episode.uid, episode.attempt, episode.seed), EndpointUse())

@@ -4,13 +4,13 @@ errors."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from tbx_envs.agents import Attempt, Opening
 from tbx_envs.agents.turns import play_turns
 from tbx_envs.domains import AgentTurns, load_domain
 from tbx_envs.episode import Episode
 from tbx_envs.errors import ConfigError
+from tbx_envs.runtime import EpisodeOptions
 from tbx_envs.seeding import rng
 from tbx_envs.task import Task
 
@@ -19,17 +19,20 @@ class ScriptedAgent:
     """Plays each task with its family's scripted agent.
 
     Args:
-        error_rate: how often the agent breaks a rule, times the task's pressure (`Family.scripted`); 0 is never.
-        env_options: of every `ToolEnv`.
+        error_rate: probability that the agent breaks a rule, times the pressure of the caller (`Family.scripted`); 0 is
+            never.
+        concurrency: number of episodes that run at the same time (`play_turns`).
+        options: how every episode is set up; None is the defaults.
     """
 
-    def __init__(self, error_rate: float = 0.0, **env_options: Any) -> None:
+    def __init__(self, error_rate: float = 0.0, *, concurrency: int = 1, options: EpisodeOptions | None = None) -> None:
         self.error_rate = error_rate
-        self._env_options = env_options
+        self._concurrency = concurrency
+        self._options = options
 
     def run(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
         """One episode for each attempt, in order; the agent's errors are a function of the attempt's seed."""
-        return play_turns(attempts, self._agent, **self._env_options)
+        return play_turns(attempts, self._agent, concurrency=self._concurrency, options=self._options)
 
     def _agent(self, attempt: Attempt, opening: Opening) -> AgentTurns:
         task = opening.task

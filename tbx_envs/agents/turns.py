@@ -8,13 +8,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tbx_envs.agents import Attempt, Opening
 from tbx_envs.domains import AgentTurns
 from tbx_envs.episode import Episode
 from tbx_envs.errors import PolicyFault
 from tbx_envs.messages import Message
+from tbx_envs.runtime import EpisodeOptions
 from tbx_envs.vector import EpisodeSlots
 
 # Makes the agent of one attempt, which has begun with that opening.
@@ -27,7 +28,7 @@ def play_turns(
     *,
     concurrency: int = 1,
     stop: threading.Event | None = None,
-    **env_options: Any,
+    options: EpisodeOptions | None = None,
 ) -> Generator[Episode, None, None]:
     """One episode for each attempt, played by the agent that `make_agent` makes for it.
 
@@ -39,21 +40,21 @@ def play_turns(
             other processes or for a network. With 1 the episodes come in order, else as they end.
         stop: set when the caller stops early or is interrupted, so that agents that wait for something can let go.
             Episodes that run end with the turn they are in.
-        env_options: of every `ToolEnv`.
+        options: how every episode is set up; None is the defaults.
 
     Raises:
         DomainError: no such task, or one whose expected calls fail.
     """
     stop = stop or threading.Event()
     if concurrency == 1:
-        slots = EpisodeSlots(1, **env_options)
+        slots = EpisodeSlots(1, options)
         try:
             for attempt in attempts:
                 yield _play_one(slots, attempt, make_agent, stop)
         finally:
             slots.close()
     else:
-        yield from _play_many(attempts, make_agent, concurrency, stop, env_options)
+        yield from _play_many(attempts, make_agent, concurrency, stop, options)
 
 
 def _play_many(
@@ -61,10 +62,10 @@ def _play_many(
     make_agent: AgentMaker,
     concurrency: int,
     stop: threading.Event,
-    env_options: dict[str, Any],
+    options: EpisodeOptions | None,
 ) -> Iterator[Episode]:
     """The episodes as they end. When the caller stops early, those that run are waited for and dropped."""
-    idle = deque(EpisodeSlots(1, **env_options) for _ in range(concurrency))
+    idle = deque(EpisodeSlots(1, options) for _ in range(concurrency))
     waiting = iter(attempts)
     running: dict[Future[Episode], EpisodeSlots] = {}
     with ThreadPoolExecutor(concurrency, "tbx-episodes") as threads:

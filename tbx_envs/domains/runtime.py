@@ -1,7 +1,9 @@
-"""The stage of our own domains: a copy of the task's world, tools in this process, the state check."""
+"""The runtime of our own domains: a copy of the task's world, tools in this process, the state check."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,17 +11,80 @@ from tbx_envs.domains import Domain
 from tbx_envs.domains.in_process import InProcessSession
 from tbx_envs.domains.state_check import check_state
 from tbx_envs.domains.worlds import WorldTemplate, lend_world, return_world, template_for
-from tbx_envs.episode import CheckReport
-from tbx_envs.errors import UserFault
-from tbx_envs.messages import Message, Text, Transcript
+from tbx_envs.episode import CheckReport, Episode
+from tbx_envs.errors import CheckFault, UserFault
+from tbx_envs.messages import Message, Text, ToolCall, ToolResult, Transcript, Turn
 from tbx_envs.runtime import EpisodeOptions, user_usage
-from tbx_envs.task import Task
+from tbx_envs.task import AnyTask, Task, content_hash
 from tbx_envs.tools.listing import domain_function_dicts
 from tbx_envs.tools.session import Answer
 from tbx_envs.users import User
 from tbx_envs.users.scripted import ScriptedUser
 
 _TIMEOUT_S = 10.0
+
+
+class DomainSource:
+    """The tasks of one domain (`tbx_envs.runtime.TaskSource`)."""
+
+    waits = False
+
+    def __init__(self, domain: Domain) -> None:
+        self.domain = domain
+
+    def task(self, uid: str) -> Task:
+        return self.domain.task(uid)
+
+    def require(self, uid: str) -> None:
+        self.domain.task(uid)
+
+    def tools(self, task: AnyTask) -> list[dict[str, Any]]:
+        return domain_function_dicts(self.domain.tools)
+
+    def start(self, task: AnyTask, options: EpisodeOptions, seed: int) -> DomainRuntime:
+        return DomainRuntime(_ours(task), self.domain, options, seed)
+
+    def grade_again(
+        self, task: AnyTask, episode: Episode, options: EpisodeOptions
+    ) -> tuple[CheckReport, dict[str, int]]:
+        """The check after the episode's calls were made again in a fresh world: they must be answered as they were,
+        otherwise the tools have changed."""
+        calls = {
+            call.id: call
+            for said in episode.transcript
+            if isinstance(said, Turn)
+            for call in said.calls
+            if isinstance(call, ToolCall)
+        }
+        runtime = self.start(task, options, episode.seed)
+        try:
+            for said in episode.transcript:
+                if not isinstance(said, ToolResult) or said.call_id not in calls:
+                    continue
+                call = calls[said.call_id]
+                answer = runtime.call(call.name, call.arguments)
+                if (answer.text, answer.status) != (said.text, said.status):
+                    raise CheckFault(
+                        f"task {task.uid}: {call.name} ({call.id}) answers otherwise than when the episode was played, "
+                        f"so it cannot be graded again. Then: {said.text[:200]!r}. Now: {answer.text[:200]!r}."
+                    )
+            return runtime.check(episode.transcript, None), {}
+        finally:
+            runtime.close()
+
+    def task_hash(self, task: AnyTask) -> str:
+        """Over the task, the rules and the texts of the tools."""
+        tools = [[tool.name, tool.description, tool.input_schema] for tool in self.domain.tools]
+        texts = json.dumps([self.domain.rules, tools], sort_keys=True)
+        return hashlib.sha256(f"{content_hash(_ours(task))} {texts}".encode()).hexdigest()
+
+    def is_heldout_family(self, task: AnyTask) -> bool:
+        return self.domain.families[task.family].num_train == 0
+
+
+def _ours(task: AnyTask) -> Task:
+    assert isinstance(task, Task), f"{task.uid} is not a task of a domain"
+    return task
 
 
 class DomainRuntime:

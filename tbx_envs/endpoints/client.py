@@ -27,7 +27,8 @@ from typing import Any
 
 import httpx
 
-from tbx_envs.endpoints.costs import NOTHING_USED, Prices, TokenUsage
+from tbx_envs.endpoints.config import EndpointConfig
+from tbx_envs.endpoints.costs import NOTHING_USED, TokenUsage
 from tbx_envs.endpoints.responses import CANCELLED, Completion, Problem, read_answer
 from tbx_envs.endpoints.transport import NoReply, Reply, Stopped, Transport
 from tbx_envs.errors import ConfigError, EndpointError
@@ -42,35 +43,6 @@ FIRST_WAIT_S, LONGEST_WAIT_S, LONGEST_RETRY_AFTER_S = 0.5, 30.0, 120.0
 
 _POLL_S = 0.1  # how often a waiting caller checks whether it should stop
 _OURS = frozenset({"messages", "model", "n", "stream", "tools", "tool_choice"})  # fields that `extra_body` may not set
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class EndpointConfig:
-    """A served model and the settings of requests to it.
-
-    Attributes:
-        base_url: address to which `/chat/completions` is appended, such as `http://127.0.0.1:8000/v1`.
-        model: name of the model on the server.
-        api_key_env: environment variable that holds the key; None sends no key.
-        temperature, max_tokens: defaults of a completion; None leaves them to the server.
-        timeout_s: time limit of one request, from the first byte sent to the last byte read.
-        concurrency: maximum number of requests of all threads that are in flight or waiting for a retry.
-        max_retries: maximum number of retries of a request.
-        extra_body: additional fields of every request; they override other fields, and None removes a field
-            (`{"seed": None}` for a server that rejects seeds).
-        prices: prices of tokens; None when unknown.
-    """
-
-    base_url: str
-    model: str
-    api_key_env: str | None = None
-    temperature: float | None = None
-    max_tokens: int | None = None
-    timeout_s: float = 300.0
-    concurrency: int = 8
-    max_retries: int = 5
-    extra_body: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    prices: Prices | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -306,8 +278,11 @@ def _config_problems(config: EndpointConfig) -> Iterator[str]:
     yield from _address_problems(config.base_url)
     if not config.model:
         yield "model is empty: give the name of the model on the server."
-    for name, least in (("timeout_s", 0.0), ("concurrency", 1), ("max_retries", 0)):
+    least_of = {"timeout_s": 0.0, "concurrency": 1, "max_retries": 0, "max_tokens": 1, "temperature": 0.0}
+    for name, least in least_of.items():
         value = getattr(config, name)
+        if value is None:
+            continue
         if value < least or (name == "timeout_s" and value == 0):
             yield f"{name}={value}: wanted {'more than 0' if name == 'timeout_s' else f'{least} or more'}."
     taken = sorted(_OURS & config.extra_body.keys())

@@ -21,8 +21,7 @@ from tbx_envs.domains import load_domain
 from tbx_envs.errors import ConfigError, DomainError
 from tbx_envs.evaluation.files import write_json
 from tbx_envs.evaluation.metrics import Tally
-from tbx_envs.evaluation.run import task_hash
-from tbx_envs.evaluation.task_lists import find_task
+from tbx_envs.sources import find_task, task_hash
 from tbx_envs.thinkingbox.dataset import is_dataset_uid
 from tbx_envs.thinkingbox.dataset.guard import MARK, benchmark_uids, refuse_benchmark
 from tbx_envs.version import __version__
@@ -40,7 +39,7 @@ class PoolTask:
         uid: of the task.
         band: its difficulty, a key of `BANDS`; `unknown` without a clean attempt.
         passes, attempts: clean ones.
-        content_hash: `tbx_envs.evaluation.run.task_hash`.
+        content_hash: `tbx_envs.sources.task_hash`.
         kept: the task is in the pool.
     """
 
@@ -139,7 +138,8 @@ def refuse_heldout(uids: Sequence[str], *, purpose: str = "training", train_on_b
     """
     if not train_on_benchmark:
         refuse_benchmark(uids, purpose=purpose)
-    heldout = [uid for uid in uids if not is_dataset_uid(uid) and find_task(uid).split == "heldout"]
+    benchmark = set(benchmark_uids(uids))
+    heldout = [uid for uid in uids if uid not in benchmark and find_task(uid).split == "heldout"]
     if heldout:
         raise ConfigError(
             f"{len(heldout)} of {len(uids)} tasks are held out for evaluation, such as {heldout[0]}, and "

@@ -13,18 +13,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tbx_envs.domains import load_domain
-from tbx_envs.domains.runtime import DomainRuntime
-from tbx_envs.episode import CheckReport, Episode, Fault
-from tbx_envs.errors import CheckFault, ConfigError, EnvironmentFault
+from tbx_envs.episode import Episode, Fault
+from tbx_envs.errors import ConfigError, EnvironmentFault
 from tbx_envs.evaluation.files import Row, RunLog, load_rows
-from tbx_envs.evaluation.run import row_of, task_hash
-from tbx_envs.evaluation.task_lists import find_task
+from tbx_envs.evaluation.run import row_of
 from tbx_envs.evaluation.transcripts import load_episodes
-from tbx_envs.messages import ToolCall, ToolResult, Turn
 from tbx_envs.runtime import EpisodeOptions
-from tbx_envs.task import Task
-from tbx_envs.thinkingbox.dataset.records import DatasetTask
+from tbx_envs.sources import source_of, task_hash
 from tbx_envs.version import __version__
 
 
@@ -91,51 +86,10 @@ def regraded(episode: Episode, options: EpisodeOptions) -> Episode:
     """
     if episode.report is None and episode.evidence is None:
         return episode
-    task = find_task(episode.uid)
-    usage = dict(episode.usage)
+    source = source_of(episode.uid)
     try:
-        if isinstance(task, Task):
-            report = _replayed(task, episode, options)
-        else:
-            report, asked = _checked(task, episode, options)
-            usage |= asked
+        report, asked = source.grade_again(source.task(episode.uid), episode, options)
     except EnvironmentFault as fault:
         return dataclasses.replace(episode, report=None, reward=None, fault=Fault(fault.kind, str(fault)))
+    usage = {**episode.usage, **asked}
     return dataclasses.replace(episode, report=report, reward=report.reward, fault=None, usage=usage)
-
-
-def _checked(task: DatasetTask, episode: Episode, options: EpisodeOptions) -> tuple[CheckReport, dict[str, int]]:
-    """What the task's test says of the evidence that was saved, and the judge's tokens."""
-    if episode.evidence is None:
-        raise CheckFault(f"task {episode.uid}: the episode was saved without evidence, so it cannot be graded again.")
-    from tbx_envs.thinkingbox.runtime import grade, judge_of, judge_usage
-
-    judge = judge_of(options.judge)
-    report = grade(task, episode.transcript, episode.evidence, judge, options.check_timeout_s)
-    return report, judge_usage(judge)
-
-
-def _replayed(task: Task, episode: Episode, options: EpisodeOptions) -> CheckReport:
-    """The check after the episode's calls were made again in a fresh world."""
-    calls = {
-        call.id: call
-        for said in episode.transcript
-        if isinstance(said, Turn)
-        for call in said.calls
-        if isinstance(call, ToolCall)
-    }
-    stage = DomainRuntime(task, load_domain(task.domain), options, episode.seed)
-    try:
-        for said in episode.transcript:
-            if not isinstance(said, ToolResult) or said.call_id not in calls:
-                continue
-            call = calls[said.call_id]
-            answer = stage.call(call.name, call.arguments)
-            if (answer.text, answer.status) != (said.text, said.status):
-                raise CheckFault(
-                    f"task {task.uid}: {call.name} ({call.id}) answers otherwise than when the episode was played, so "
-                    f"it cannot be graded again. Then: {said.text[:200]!r}. Now: {answer.text[:200]!r}."
-                )
-        return stage.check(episode.transcript, None)
-    finally:
-        stage.close()

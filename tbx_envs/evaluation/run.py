@@ -16,23 +16,18 @@ run again makes void rows again, since a fault (a server that was down) says not
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tbx_envs.agents import Agent, Attempt
-from tbx_envs.domains import load_domain
 from tbx_envs.episode import Episode
 from tbx_envs.errors import CheckFault, ConfigError, PolicyFault
 from tbx_envs.evaluation.files import Row, RunLog
 from tbx_envs.evaluation.metrics import Tally, measures
-from tbx_envs.evaluation.task_lists import find_task, is_heldout_family
 from tbx_envs.seeding import derive
-from tbx_envs.task import content_hash
-from tbx_envs.thinkingbox.dataset import records
-from tbx_envs.thinkingbox.dataset.records import DatasetTask
+from tbx_envs.sources import find_task, is_heldout_family, task_hash
 from tbx_envs.version import __version__
 
 # A run with a greater share of void attempts ends as an error: its measures rest on too little.
@@ -108,23 +103,6 @@ def run_fingerprint(policy: Mapping[str, Any], uids: Sequence[str], attempts: in
     tasks = {uid: task_hash(uid) for uid in uids}
     fingerprint = {"policy": policy, "attempts": attempts, "seed": seed, "tasks": tasks, "tbx": __version__}
     return json.loads(json.dumps(fingerprint))  # what it is once it has been in a file
-
-
-def task_hash(uid: str) -> str:
-    """SHA-256 (hex) over a task and everything of its domain that an agent reads: the policy, the tools' texts.
-
-    Of a dataset's task it is over the task alone: its servers are programs of other people.
-    """
-    task = find_task(uid)
-    if isinstance(task, DatasetTask):
-        return records.content_hash(task)
-    return hashlib.sha256(f"{content_hash(task)} {_domain_texts(task.domain)}".encode()).hexdigest()
-
-
-def _domain_texts(name: str) -> str:
-    domain = load_domain(name)
-    tools = [[tool.name, tool.description, tool.input_schema] for tool in domain.tools]
-    return json.dumps([domain.rules, tools], sort_keys=True)
 
 
 def attempt_seed(seed: int, uid: str, attempt: int, retry: int) -> int:

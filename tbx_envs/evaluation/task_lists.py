@@ -1,4 +1,4 @@
-"""Which tasks: one string, as given on a command line, becomes uids; and a uid becomes its task."""
+"""Which tasks: one string, as given on a command line, becomes uids."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 
 from tbx_envs.domains import NAMES, load_domain
 from tbx_envs.errors import ConfigError, DomainError, did_you_mean
-from tbx_envs.task import Task
-from tbx_envs.thinkingbox.dataset import dataset_of, is_dataset_uid, refuse_broken, registered_datasets
+from tbx_envs.sources import find_task, source_of
+from tbx_envs.thinkingbox.dataset import is_dataset_uid, refuse_broken, registered_datasets
 from tbx_envs.thinkingbox.dataset.names import read_test_list, repeated, uid_of_name
-from tbx_envs.thinkingbox.dataset.records import DatasetTask
 
 
 def all_uids(split: str | None = None) -> tuple[str, ...]:
@@ -22,28 +21,6 @@ def all_uids(split: str | None = None) -> tuple[str, ...]:
 def dataset_uids() -> tuple[str, ...]:
     """Uids of the tasks of all registered datasets; builds no task."""
     return tuple(uid for dataset in registered_datasets() for uid in dataset.uids())
-
-
-def find_task(uid: str) -> Task | DatasetTask:
-    """The task of that uid.
-
-    Raises:
-        DomainError: no such domain, family or test, or a dataset's files are wrong.
-    """
-    if is_dataset_uid(uid):
-        return dataset_of(uid).task(uid)
-    try:
-        domain = load_domain(uid.partition("/")[0])
-    except DomainError as error:
-        raise DomainError(f"unknown task '{uid}': {error}{did_you_mean(uid, all_uids())}") from error
-    return domain.task(uid)
-
-
-def is_heldout_family(task: Task | DatasetTask) -> bool:
-    """True when the task's family has no training tasks: so it is with every task of the benchmark."""
-    if isinstance(task, DatasetTask):
-        return task.split == "heldout"
-    return load_domain(task.domain).families[task.family].num_train == 0
 
 
 def select_tasks(selection: str) -> tuple[str, ...]:
@@ -128,10 +105,7 @@ def _from_file(path: Path) -> tuple[str, ...]:
     problems = [f"  {uid} is listed {uids.count(uid)} times" for uid in repeated(uids)]
     for uid in dict.fromkeys(uids):
         try:
-            if is_dataset_uid(uid):
-                dataset_of(uid)  # builds no task
-            else:
-                find_task(uid)
+            source_of(uid).require(uid)
         except DomainError as error:
             problems.append(f"  {error}")
     if problems or not uids:

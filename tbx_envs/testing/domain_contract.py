@@ -28,6 +28,7 @@ from pathlib import Path
 
 from tbx_envs.domains import NAMES, Domain, Family, load_domain
 from tbx_envs.domains.lock import FILE_NAME, lock_text, parse_lock
+from tbx_envs.domains.runtime import DomainSource
 from tbx_envs.domains.state_check import check_state
 from tbx_envs.domains.worlds import (
     WorldTemplate,
@@ -279,7 +280,7 @@ def _problems_of_near_misses(template: WorldTemplate) -> Iterator[str]:
 def _problems_of_conversation(task: Task, domain: Domain) -> Iterator[str]:
     """The expected calls, and the scripted agent without errors, through the environment itself."""
     env = ToolEnv(task.uid)
-    env.task, env.domain = task, domain  # of the record that is checked, which may not be a registered one
+    env.source, env.task = DomainSource(domain), task  # the record that is checked may not be a registered one
     oracle = (Turn(calls=(ToolCall("", call.tool, call.arguments),)) for call in task.expected_calls)
     try:
         env.reset(seed=0)
@@ -287,16 +288,15 @@ def _problems_of_conversation(task: Task, domain: Domain) -> Iterator[str]:
             env.step(turn)
         if env.episode(0).reward != 1.0:
             yield f"task {task.uid}: the expected calls get no reward from the environment."
-        yield from _problems_of_scripted(env)
+        yield from _problems_of_scripted(env, domain, task)
     except EnvironmentFault as fault:
         yield f"task {task.uid}: a fault in the environment: {fault}"
     finally:
         env.close()
 
 
-def _problems_of_scripted(env: ToolEnv) -> Iterator[str]:
-    task = env.task
-    agent = env.domain.families[task.family].scripted(task, rng(0, "contract", task.uid), 0.0)
+def _problems_of_scripted(env: ToolEnv, domain: Domain, task: Task) -> Iterator[str]:
+    agent = domain.families[task.family].scripted(task, rng(0, "contract", task.uid), 0.0)
     env.reset(seed=0)
     answers: Transcript | None = None  # a generator is first sent None
     ended = False

@@ -1,4 +1,4 @@
-"""The stage of a ThinkingBox dataset's task: its servers in processes of their own, its check in the warm worker.
+"""The runtime of a ThinkingBox dataset's task: its servers in processes of their own, its check in the warm worker.
 
 Server pools and check workers are shared by all episodes of a process and made when they are first needed. A process
 that was forked makes its own.
@@ -7,6 +7,7 @@ that was forked makes its own.
 from __future__ import annotations
 
 import atexit
+import copy
 import dataclasses
 import os
 import threading
@@ -14,13 +15,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from tbx_envs.endpoints.costs import usage_counts
-from tbx_envs.episode import CheckReport
-from tbx_envs.errors import ConfigError, DomainError, UserFault
+from tbx_envs.episode import CheckReport, Episode
+from tbx_envs.errors import CheckFault, ConfigError, DomainError, UserFault
 from tbx_envs.messages import Message, Text, ToolCall, Transcript, Turn
 from tbx_envs.runtime import EpisodeOptions, user_usage
+from tbx_envs.task import AnyTask
 from tbx_envs.thinkingbox.agent_tools import AgentTools
 from tbx_envs.thinkingbox.dataset import Dataset, dataset_of
-from tbx_envs.thinkingbox.dataset.records import DatasetTask
+from tbx_envs.thinkingbox.dataset.records import DatasetTask, content_hash
 from tbx_envs.thinkingbox.grading.evidence import evidence_of
 from tbx_envs.thinkingbox.grading.judge import EndpointJudge, Judge, YesJudge
 from tbx_envs.thinkingbox.grading.test_code import CheckWorker
@@ -30,6 +32,48 @@ from tbx_envs.tools.session import Answer, ServerSession
 from tbx_envs.users import User
 
 _TIMEOUT_S = 60.0
+
+
+class DatasetSource:
+    """The tasks of all registered datasets (`tbx_envs.runtime.TaskSource`)."""
+
+    waits = True
+
+    def task(self, uid: str) -> DatasetTask:
+        return dataset_of(uid).task(uid)
+
+    def require(self, uid: str) -> None:
+        dataset_of(uid)
+
+    def tools(self, task: AnyTask) -> None:
+        return None
+
+    def start(self, task: AnyTask, options: EpisodeOptions, seed: int) -> DatasetRuntime:
+        return DatasetRuntime(_of_dataset(task), options, seed)
+
+    def grade_again(
+        self, task: AnyTask, episode: Episode, options: EpisodeOptions
+    ) -> tuple[CheckReport, dict[str, int]]:
+        """What the task's test says of the saved evidence: nothing is run again but the test."""
+        if episode.evidence is None:
+            raise CheckFault(
+                f"task {episode.uid}: the episode was saved without evidence, so it cannot be graded again."
+            )
+        judge = judge_of(options.judge)
+        report = grade(_of_dataset(task), episode.transcript, episode.evidence, judge, options.check_timeout_s)
+        return report, judge_usage(judge)
+
+    def task_hash(self, task: AnyTask) -> str:
+        """Over the task alone: its servers are programs of other people."""
+        return content_hash(_of_dataset(task))
+
+    def is_heldout_family(self, task: AnyTask) -> bool:
+        return task.split == "heldout"
+
+
+def _of_dataset(task: AnyTask) -> DatasetTask:
+    assert isinstance(task, DatasetTask), f"{task.uid} is not a task of a dataset"
+    return task
 
 
 class DatasetRuntime:
@@ -54,7 +98,6 @@ class DatasetRuntime:
         )
         try:
             self._tools = AgentTools(task, self._session)
-            self.tools: list[dict[str, Any]] = self._tools.dicts
             self.ends_turn = self._tools.ends_turn
             self._replay_warnings = _replay(task, self._tools)
             filled = _filled_in(task, self._session.init_result)
@@ -66,6 +109,10 @@ class DatasetRuntime:
         self.user_may_end: bool = getattr(self.user, "can_end", True)
         # A user that may end gets one answer more, in which to do it.
         self.user_turns = task.limits.user_turns + self.user_may_end
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        return copy.deepcopy(self._tools.dicts)
 
     def call(self, name: Any, arguments: Any) -> Answer:
         return self._tools.call(name, arguments)
@@ -104,7 +151,7 @@ def judge_usage(judge: Judge | None) -> dict[str, int]:
     return usage_counts(judge.usage, "judge") if isinstance(judge, EndpointJudge) else {}
 
 
-def judge_of(judge: Any) -> Judge | None:
+def judge_of(judge: Judge | str | None) -> Judge | None:
     """The judge that an option names, for one episode.
 
     Raises:

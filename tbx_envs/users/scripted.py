@@ -18,8 +18,8 @@ import functools
 import random
 import re
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
-from tbx_envs.domains import Domain
 from tbx_envs.messages import DONE_MARK, Text, ToolResult, Transcript, Turn
 from tbx_envs.seeding import rng
 from tbx_envs.task import Task
@@ -40,10 +40,34 @@ _REQUEST = ("{request}", "As I said: {request}", "My request is this: {request}"
 _THAT_IS_ALL = ("No, that is all.", "No, that's everything, thank you.", "That is all, thank you.")
 
 
-class ScriptedUser:
-    """One user for one episode (`tbx_envs.users.User`)."""
+class Topic(Protocol):
+    """As much of `tbx_envs.domains.Topic` as a user needs."""
 
-    def __init__(self, task: Task, domain: Domain, seed: int) -> None:
+    @property
+    def pattern(self) -> str: ...
+    @property
+    def phrasings(self) -> tuple[str, ...]: ...
+
+
+class Vocabulary(Protocol):
+    """As much of `tbx_envs.domains.Domain` as a user needs: what it can be asked, and how it answers."""
+
+    @property
+    def topics(self) -> Mapping[str, Topic]: ...
+    @property
+    def consents(self) -> Mapping[str, str]: ...
+
+
+class ScriptedUser:
+    """One user for one episode (`tbx_envs.users.User`).
+
+    Args:
+        task: task whose private context the user has.
+        domain: topics and consents that the user understands.
+        seed: seed of the user's wording.
+    """
+
+    def __init__(self, task: Task, domain: Vocabulary, seed: int) -> None:
         self._uid = task.uid
         self._context = task.user
         self._domain = domain

@@ -6,11 +6,11 @@ Evaluation runs the very code that rollouts run, so a policy is measured as it w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from tbx_envs.agents import Attempt
 from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.episode import Episode
+from tbx_envs.runtime import EpisodeOptions
 from tbx_envs.vector import EpisodeSlots
 from tbx_jax.compilation import enable_compilation_cache
 from tbx_jax.config import MeshConfig, SamplingConfig
@@ -29,7 +29,7 @@ class CheckpointAgent:
         mesh: devices and rules.
         seed: of the sampler; an attempt's own seed counts as well.
         compute_dtype: of the computation; None is the one that the policy names.
-        env_options: of every `ToolEnv`.
+        options: how every episode is set up; None is the defaults.
 
     Raises:
         CheckpointError: no such policy, or its files do not fit.
@@ -44,7 +44,7 @@ class CheckpointAgent:
         seed: int,
         *,
         compute_dtype: Precision | None = None,
-        **env_options: Any,
+        options: EpisodeOptions | None = None,
     ) -> None:
         enable_compilation_cache()
         devices = build_mesh(mesh)
@@ -53,7 +53,7 @@ class CheckpointAgent:
         )
         self._chat = ChatTemplate(tokenizer)
         self._sampling = sampling
-        self._env_options = env_options
+        self._options = options
         self._sampler = Sampler(
             model,
             self._chat.end_of_turn_ids,
@@ -66,7 +66,7 @@ class CheckpointAgent:
 
     def run(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
         """One episode for each attempt, in the order in which they end; void ones too."""
-        slots = EpisodeSlots(self._sampling.episodes_in_flight, **self._env_options)
+        slots = EpisodeSlots(self._sampling.episodes_in_flight, self._options)
         try:
             for rollout in run_attempts(
                 self._sampler,

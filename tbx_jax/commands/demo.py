@@ -17,9 +17,11 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.table import Table
 
+from tbx_envs.commands import evaluate
 from tbx_envs.evaluation.files import write_json
-from tbx_envs.evaluation.task_lists import find_task, is_heldout_family, select_tasks
-from tbx_jax import evaluation, train
+from tbx_envs.evaluation.task_lists import select_tasks
+from tbx_envs.sources import find_task, is_heldout_family
+from tbx_jax import train
 from tbx_jax.commands.chart import draw_demo
 from tbx_jax.config import AgentConfig, DemoConfig, EvaluateConfig, PoolConfig, TrainConfig
 from tbx_jax.metrics_log import read_metrics
@@ -38,10 +40,10 @@ def run(config: DemoConfig) -> dict[str, Any]:
     """
     output = Path(config.output_dir)
     minutes: dict[str, float] = {}
-    before = _timed(minutes, "evaluate before", lambda: evaluation.run_evaluation(_evaluate(config, "before")))
-    pool = _timed(minutes, "select the pool", lambda: evaluation.run_pool(_pool(config)))
+    before = _timed(minutes, "evaluate before", lambda: evaluate.run_evaluation(_evaluate(config, "before")))
+    pool = _timed(minutes, "select the pool", lambda: evaluate.run_pool(_pool(config)))
     _timed(minutes, "train", lambda: train.run(_train(config)))
-    after = _timed(minutes, "evaluate after", lambda: evaluation.run_evaluation(_evaluate(config, "after")))
+    after = _timed(minutes, "evaluate after", lambda: evaluate.run_evaluation(_evaluate(config, "after")))
     summary = {
         "seed": config.seed,
         "minutes": sum(minutes.values()),
@@ -75,16 +77,17 @@ def _timed(minutes: dict[str, float], part: str, run_part: Callable[[], T]) -> T
     return result
 
 
+def _shared(config: DemoConfig) -> dict[str, Any]:
+    """What every part is told alike."""
+    return {name: getattr(config, name) for name in ("mesh", "judge", "user", "environment", "seed")}
+
+
 def _evaluate(config: DemoConfig, moment: str) -> EvaluateConfig:
     trained = str(Path(config.output_dir) / "train" / "policy")
     return EvaluateConfig(
+        **_shared(config),
         sampling=config.evaluation,
-        mesh=config.mesh,
-        judge=config.judge,
-        user=config.user,
-        environment=config.environment,
         agent=_NO_AGENT,
-        seed=config.seed,
         policy=config.policy if moment == "before" else trained,
         compute_dtype=None,
         tasks="heldout",
@@ -98,13 +101,9 @@ def _evaluate(config: DemoConfig, moment: str) -> EvaluateConfig:
 
 def _pool(config: DemoConfig) -> PoolConfig:
     return PoolConfig(
+        **_shared(config),
         sampling=config.evaluation,
-        mesh=config.mesh,
-        judge=config.judge,
-        user=config.user,
-        environment=config.environment,
         agent=_NO_AGENT,
-        seed=config.seed,
         policy=config.policy,
         compute_dtype=None,
         tasks="train",
@@ -120,12 +119,8 @@ def _train(config: DemoConfig) -> TrainConfig:
     return TrainConfig(
         algo=config.algo,
         optim=config.optim,
+        **_shared(config),
         sampling=config.rollout,
-        mesh=config.mesh,
-        judge=config.judge,
-        user=config.user,
-        environment=config.environment,
-        seed=config.seed,
         steps=config.steps,
         policy=config.policy,
         compute_dtype=None,

@@ -34,7 +34,7 @@ def call(name, arguments):
 
 
 def notes_of(env):
-    return rows_of(env._runtime.world.raw, env.domain.metadata)["notes"]
+    return rows_of(env._runtime.world.raw, env.source.domain.metadata)["notes"]
 
 
 # --- reset --------------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def test_an_episodes_record_holds_everything(env):
     episode = env.episode(attempt=5)
     assert (episode.uid, episode.attempt, episode.seed, episode.fault) == (UID, 5, 0, None)
     assert episode.passed is True and episode.finish_reason is FinishReason.DONE
-    assert episode.transcript == env.transcript and episode.transcript[0] == Text("system", env.domain.rules)
+    assert episode.transcript == env.transcript and episode.transcript[0] == Text("system", env.source.domain.rules)
     assert episode.usage == {
         "agent_turns": 5, "user_turns": 1, "tool_calls": 3, "refused_calls": 1, "invalid_calls": 1,
     }  # fmt: skip

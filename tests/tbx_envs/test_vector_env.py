@@ -9,6 +9,7 @@ from tbx_envs.env import ToolEnv
 from tbx_envs.errors import ActionError, DomainError
 from tbx_envs.messages import Text, ToolCall, ToolResult, Turn
 from tbx_envs.registration import env_id, frozen_uids
+from tbx_envs.runtime import EpisodeOptions
 from tbx_envs.tools.tool import ToolContext, tool
 from tbx_envs.vector import EpisodeSlots, ToolVectorEnv
 
@@ -95,7 +96,7 @@ def test_a_fault_at_the_start_is_an_outcome_too(kiosk):
     def no_user(task, domain, seed):
         raise ConnectionError("refused")
 
-    slots = EpisodeSlots(1, user=no_user)
+    slots = EpisodeSlots(1, EpisodeOptions(user=no_user))
     outcome = slots.start(0, "kiosk/order/000", seed=0)
     assert outcome.ended and outcome.fault.kind == "user"
     assert slots.episode(0, 0).reward is None

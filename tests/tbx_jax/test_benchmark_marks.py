@@ -8,14 +8,15 @@ from hydra import compose, initialize_config_module
 from tiny_policy import PARITY_TASKS, train_config
 
 from tbx_envs.agents.idle import IdleAgent
+from tbx_envs.commands import evaluate
+from tbx_envs.commands.cli import main
 from tbx_envs.errors import ConfigError
 from tbx_envs.evaluation.provenance import write_provenance
 from tbx_envs.evaluation.report import run_summary
 from tbx_envs.testing.parity_slots import ParitySlots
 from tbx_envs.thinkingbox.dataset.guard import MARK, OVERRIDE, is_marked_policy
 from tbx_jax import config as records
-from tbx_jax import evaluation, train
-from tbx_jax.cli import main
+from tbx_jax import train
 from tbx_jax.metrics_log import read_metrics
 from tbx_jax.policies.weights import load_policy, save_policy
 
@@ -91,27 +92,27 @@ def test_training_refuses_the_benchmark_unless_told_otherwise(tiny_folder, tmp_p
 @pytest.mark.parametrize(("tasks", "marked"), [("'rentals_main.py:*'", True), (f"'{OTHER}'", False)])
 def test_a_pool_with_the_benchmark_is_refused_or_marked(tmp_path, monkeypatch, capsys, tasks, marked):
     def rows(config, error_rate):
-        uids = evaluation.select_tasks(config.tasks)
+        uids = evaluate.select_tasks(config.tasks)
         return [{"uid": uid, "family": "f", "attempt": n, "passed": n == 0} for uid in uids for n in range(2)]
 
-    monkeypatch.setattr(evaluation, "_evaluated", rows)
+    monkeypatch.setattr(evaluate, "_evaluated", rows)
     write_provenance(tmp_path, {}, ["tbx", "pool"])
     wanted = {"policy": "idle", "tasks": tasks, "bands": "[hard,medium,easy]", "output_dir": tmp_path}
     if marked:
         with pytest.raises(ConfigError, match=r"a pool on them would spoil it"):
-            evaluation.run_pool(composed("pool", **wanted))
-    evaluation.run_pool(composed("pool", **wanted, **{OVERRIDE: "true"}))
+            evaluate.run_pool(composed("pool", **wanted))
+    evaluate.run_pool(composed("pool", **wanted, **{OVERRIDE: "true"}))
     assert json.loads((tmp_path / "pool.json").read_text())[MARK] is marked
     assert json.loads((tmp_path / "run.json").read_text()).get(MARK, False) is marked
     assert (MARK in capsys.readouterr().out) is marked
 
 
 def test_an_evaluation_of_a_marked_policy_says_so(marked_run, tiny_folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(evaluation, "build_agent", lambda *_: IdleAgent())
+    monkeypatch.setattr(evaluate, "build_agent", lambda *_: IdleAgent())
     for policy, marked in ((marked_run / "policy", True), (tiny_folder, False)):
         output = tmp_path / str(marked)
         wanted = {"policy": policy, "tasks": "clinic/cancel_visit/000", "attempts": 1, "output_dir": output}
-        summary = evaluation.run_evaluation(composed("evaluate", **wanted))
+        summary = evaluate.run_evaluation(composed("evaluate", **wanted))
         assert summary.get(MARK, False) is marked
         assert json.loads((output / "summary.json").read_text()) == summary
         assert run_summary(output).get(MARK, False) is marked

@@ -16,7 +16,7 @@ BIKESHOP = pathlib.Path(__file__).parents[1] / "data" / "bikeshop"
 PROGRAM = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from tbx_jax.cli import main
+from tbx_envs.commands.cli import main
 sys.exit(main())
 """
 RUNS = {

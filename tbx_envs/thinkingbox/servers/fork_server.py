@@ -1,7 +1,7 @@
 """Starts the processes of a server's sessions: imports the server once and forks it for each, or runs its command.
 
 A program of the standard library only, run as a file by the servers' own interpreter (any Python from 3.10), where tbx
-is not installed:
+is not installed; only setting a clock needs a package there (`server_clock`):
 
     python fork_server.py serve FD CONFIG    obey the control socket FD (below) until it is closed
     python fork_server.py run CONFIG         be one session's process, with its clock set
@@ -14,7 +14,8 @@ imported here, too.
 
 The control socket carries JSON lines. In: `{"start": number, "clock": ...}` or `{"start": number, "command": [...]}`,
 each with two descriptors, the session's socket (its stdin and stdout) and its stderr; `{"kill": pid}`. Out:
-`{"ready": "fork" | "run" | "no", "why": ..., "missing": bool}` once (missing: the server does not exist),
+`{"ready": "fork" | "run" | "no", "why": ..., "missing": bool, "no_clock": ...}` once (missing: the server does not
+exist; no_clock: with `look`, why its clock cannot be set, or null),
 `{"started": number, "pid": ...}` or `{"failed": number, "why": ...}`, `{"ended": pid, "status": wait status}`.
 
 Invariants: every process leads its own session and is killed with its whole process group; none outlives this program,
@@ -39,6 +40,7 @@ import signal
 import socket
 import stat
 import sys
+import sysconfig
 import threading
 import time
 import traceback
@@ -85,35 +87,42 @@ class Program:
     Attributes:
         module: imported module, under its own name.
         block: code of its `if __name__ == "__main__":` block.
-        places: where it reads the clock.
         random_state: state of `random` if the import seeded it with an argument; else None.
+        libraries: folders of the standard library and of installed packages.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self.clock = _load_clock()
         name, source, file = _locate(config)
         self.block = _main_block(source, file)
         sys.argv[:] = [file, *config.get("args", [])]
         with _noticing_seeds() as seeds:
             self.module = _import_script(file) if name is None else importlib.import_module(name)
         self.random_state = random.getstate() if any(seeds) else None
-        self.places: Any = None
-        self.find_places()
-
-    def find_places(self) -> None:
-        name = self.module.__name__
-        package = "" if name == _SCRIPT_NAME else name
-        self.places = self.clock.find_places(self.clock.owner_test(name, package))
+        paths = sysconfig.get_paths()
+        self.libraries = {os.path.realpath(paths[key]) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
 
     def is_own(self, name: str) -> bool:
-        """Whether an imported module is the server's own, and no library's."""
-        return bool(self.places.owns(getattr(sys.modules.get(name), "__dict__", {})))
+        """Whether an imported module is the server's own, and no library's: of its package, or not installed."""
+        package = self.module.__name__.partition(".")[0]
+        return name == package or name.startswith(f"{package}.") or self._is_local(sys.modules.get(name))
+
+    def _is_local(self, module: Any) -> bool:
+        """Whether a module comes from a file that is neither of the standard library nor installed."""
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str):
+            return False
+        path = os.path.realpath(file)
+        folders = {*self.libraries, f"{os.sep}site-packages", f"{os.sep}dist-packages"}
+        return not any(f"{folder}{os.sep}" in path for folder in folders)
 
     def run(self, clock: dict[str, Any] | None) -> None:
         """What `python -m` would run once the module's definitions are done."""
         sys.modules["__main__"] = self.module
         if clock is not None:
-            self.clock.set_clock(clock["moment_ns"], clock["runs"], self.places)
+            server_clock = _load_clock()
+            if why := server_clock.reason_not_settable():
+                sys.exit(f"its clock cannot be set: {why}, and needs {server_clock.REQUIREMENT}")
+            server_clock.set_clock(clock["moment_ns"], clock["runs"])
         exec(self.block, self.module.__dict__)
 
 
@@ -167,13 +176,14 @@ def _locate(config: dict[str, Any]) -> tuple[str | None, str, str]:
 
 def _looked(config: dict[str, Any]) -> dict[str, Any]:
     """The message `ready` of a program that only checks that the server exists."""
+    no_clock = _load_clock().reason_not_settable()
     try:
         _locate(config)
     except NotFound as reason:
         return {"ready": "no", "why": str(reason), "missing": True}
     except BaseException as error:  # the process boundary: its package may raise anything, so the server exists
-        return {"ready": "run", "why": str(error)}
-    return {"ready": "run"}
+        return {"ready": "run", "why": str(error), "no_clock": no_clock}
+    return {"ready": "run", "no_clock": no_clock}
 
 
 def _find_modules_in(folder: str) -> None:
@@ -222,6 +232,8 @@ def _import_script(file: str) -> Any:
 def _load_clock() -> Any:
     """The module beside this file, under a name that no module of a server has."""
     name = "_tbx_server_clock"
+    if name in sys.modules:
+        return sys.modules[name]
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "server_clock.py")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
@@ -229,6 +241,12 @@ def _load_clock() -> Any:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _preload_clock() -> None:
+    """Import what sets a clock, so that no session has to."""
+    if _load_clock().reason_not_settable() is None:
+        importlib.import_module("time_machine")
 
 
 def _forget_own_folder() -> None:
@@ -357,6 +375,8 @@ class _Server:
                 _kill_group(request["kill"])
             return
         link, errors, *self.descriptors = self.descriptors
+        if request.get("clock"):
+            _preload_clock()
         parent = os.getpid()
         try:
             pid = _fork()
@@ -540,7 +560,6 @@ def _preloaded(config: dict[str, Any], control: socket.socket) -> Program:
     if config.get("rehearse", True):
         _import_late_modules(_rehearsal(program, control))
         _require_silence("while it was rehearsed")
-        program.find_places()
         try:
             _require_forkable(before)
         except CannotFork:  # one of the late imports does not survive a fork: start again without them

@@ -25,6 +25,7 @@ from typing import IO, Any, Literal
 
 from tbx_envs.errors import ConfigError, ToolFault
 from tbx_envs.thinkingbox.servers.foreign_tools import Listing
+from tbx_envs.thinkingbox.servers.server_clock import REQUIREMENT
 from tbx_envs.thinkingbox.servers.servers_file import ProcessServer
 
 logger = logging.getLogger(__name__)
@@ -158,14 +159,14 @@ class Launcher:
             return await program.start(self, {"clock": None if clock is None else dataclasses.asdict(clock)})
         return await program.start(self, {"command": _spawn_command(self.server, clock)})
 
-    async def missing_server(self) -> ConfigError | None:
-        """The error of a server that does not exist, for a process that ended before it wrote anything.
+    async def permanent_error(self, clock: ClockSetting | None) -> ConfigError | None:
+        """Why a process that ended before it wrote anything can never start: no such server, or no settable clock.
 
-        The server's own interpreter is asked, since its message on stderr is not a protocol. None when the server
-        exists, and when it was forked, where the import has checked already.
+        The server's own interpreter is asked, since its message on stderr is not a protocol. None when there is no such
+        reason, and for a forked server without a clock, where the import has checked already.
         """
         python = python_program(self.server)
-        if python is None or self.how == "fork":
+        if python is None or (self.how == "fork" and clock is None):
             return None
         try:
             program = _Program(self.server, [python.interpreter, *python.options], {**python.config, "look": True})
@@ -177,7 +178,9 @@ class Launcher:
             return None
         finally:
             await program.close()
-        return _not_found(self.server, python, ready["why"]) if ready.get("missing") else None
+        if ready.get("missing"):
+            return _not_found(self.server, python, ready["why"])
+        return _no_clock(self.server, python, ready["no_clock"]) if clock is not None and ready["no_clock"] else None
 
     def kill(self, pid: int) -> None:
         if self._program is not None:
@@ -473,6 +476,14 @@ def _not_found(server: ProcessServer, python: PythonProgram, why: str) -> Config
         )
     return ConfigError(
         f"server '{server.name}' cannot start: {python.interpreter} does not find {what}. {remedy} It says: {why}"
+    )
+
+
+def _no_clock(server: ProcessServer, python: PythonProgram, why: str) -> ConfigError:
+    """The error of an interpreter that cannot set its clock."""
+    return ConfigError(
+        f"the clock of server '{server.name}' cannot be set by {python.interpreter}: {why}. Run "
+        f"{python.interpreter} -m pip install '{REQUIREMENT}', or give its tasks no clock."
     )
 
 

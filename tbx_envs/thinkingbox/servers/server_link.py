@@ -161,9 +161,9 @@ class ServerLink:
         if self.fault is None:
             await self._failed(f"failed: {type(cause).__name__}: {cause}")
         if self._wire is not None and isinstance(self._how, Launcher) and not self._opened.done():
-            missing = await self._how.missing_server()
-            if missing is not None:
-                self._fail_opening(missing)
+            permanent = await self._how.permanent_error(self._clock)
+            if permanent is not None:
+                self._fail_opening(permanent)
 
     def _fail_opening(self, error: TbxError) -> None:
         """Make `open` raise, if it is still waiting."""

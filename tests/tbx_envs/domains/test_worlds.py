@@ -128,7 +128,7 @@ def test_rows_without_a_stable_key_are_compared_in_any_order(world, task, kiosk)
     [
         (
             [ExpectedCall("place_order", {"item": "gold", "quantity": 1, "code": "1"})],
-            "expected call 1 of 1.*refused.*gold",
+            "expected call 1 of 1.*rejected.*gold",
         ),
         (
             [ExpectedCall("list_items", {}), ExpectedCall("plac_order", {})],

@@ -8,9 +8,10 @@ from tbx_envs.agents.idle import IdleAgent
 from tbx_envs.agents.oracle import OracleAgent
 from tbx_envs.episode import FinishReason
 from tbx_envs.errors import CheckFault, ConfigError, PolicyFault
-from tbx_envs.evaluation.run import refuse_many_voids, row_of, run, summarize, tallies_of, task_hash
-from tbx_envs.evaluation.task_lists import find_task, is_heldout_family, select_tasks
+from tbx_envs.evaluation.run import refuse_many_voids, row_of, run, summarize, tallies_of
+from tbx_envs.evaluation.task_lists import select_tasks
 from tbx_envs.evaluation.transcripts import load_episodes
+from tbx_envs.sources import find_task, is_heldout_family, task_hash
 from tbx_envs.testing.agents import PrescribedAgent, prescribed_episode
 
 UIDS = (*select_tasks("train")[:2], select_tasks("heldout")[-1])
@@ -155,7 +156,7 @@ def test_a_task_that_changed_since_is_noticed(tmp_path):
 
 def test_rows_without_their_header_are_refused(tmp_path):
     (tmp_path / "rows.jsonl").write_text("{}\n")
-    with pytest.raises(ConfigError, match=r"no run\.json beside it"):
+    with pytest.raises(ConfigError, match=r"no evaluation\.json beside it"):
         run_in(tmp_path, PrescribedAgent(alternating))
 
 

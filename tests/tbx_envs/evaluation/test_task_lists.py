@@ -4,7 +4,8 @@ import pytest
 
 from tbx_envs.domains import load_domain
 from tbx_envs.errors import ConfigError, DomainError
-from tbx_envs.evaluation.task_lists import all_uids, find_task, is_heldout_family, select_tasks
+from tbx_envs.evaluation.task_lists import all_uids, select_tasks
+from tbx_envs.sources import find_task, is_heldout_family
 
 
 def test_splits_part_all_tasks():

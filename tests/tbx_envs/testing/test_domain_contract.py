@@ -125,9 +125,9 @@ BROKEN = {
         dataclasses.replace(CLINIC, tools=(*CLINIC.tools, CLINIC.tools[0])),
         "there are two of that name",
     ),
-    "policy that names today": (
+    "rules that name today": (
         dataclasses.replace(CLINIC, rules=f"Today is {domain_contract.datetime.date.today().isoformat()}."),
-        "the policy: it names today",
+        "the rules: it names today",
     ),
     "tool that names a library's version": (
         with_tool("list_visits", description=f"Made by SQLAlchemy {__import__('sqlalchemy').__version__}."),
@@ -176,7 +176,7 @@ def test_a_tool_that_no_task_uses_is_found():
     ]
 
 
-def test_a_change_of_policy_or_of_a_tool_text_does_not_fit_the_lock():
+def test_a_change_of_the_rules_or_of_a_tool_text_does_not_fit_the_lock():
     domain = small(CLINIC)
     for changed in (
         dataclasses.replace(domain, rules=domain.rules + "\n- Be kind."),

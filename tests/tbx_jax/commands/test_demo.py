@@ -49,8 +49,8 @@ def asked(tmp_path, monkeypatch):
         rows = [{"step": step, "pass_rate": step / 4} for step in (1, 2, 3)]
         (tmp_path / "train" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    monkeypatch.setattr(demo.evaluation, "run_evaluation", evaluate)
-    monkeypatch.setattr(demo.evaluation, "run_pool", pool)
+    monkeypatch.setattr(demo.evaluate, "run_evaluation", evaluate)
+    monkeypatch.setattr(demo.evaluate, "run_pool", pool)
     monkeypatch.setattr(demo.train, "run", train)
     with initialize_config_module("tbx_conf", version_base=None):
         config = validated(DemoConfig, compose("demo", overrides=["seed=7", f"output_dir={tmp_path}"]))

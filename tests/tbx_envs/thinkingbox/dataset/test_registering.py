@@ -11,8 +11,9 @@ import pytest
 
 import tbx_envs
 from tbx_envs.errors import ConfigError, DomainError
-from tbx_envs.evaluation.task_lists import find_task, is_heldout_family, select_tasks
+from tbx_envs.evaluation.task_lists import select_tasks
 from tbx_envs.registration import env_id, uid_of
+from tbx_envs.sources import find_task, is_heldout_family
 from tbx_envs.thinkingbox import dataset as datasets
 from tbx_envs.thinkingbox.dataset import dataset_of, register_dataset, register_from_environment, registered_datasets
 

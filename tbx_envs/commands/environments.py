@@ -8,18 +8,12 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tbx_envs.endpoints.costs import Prices
-from tbx_envs.runtime import UserMaker
-from tbx_jax.config import (
-    AgentConfig,
-    EndpointSettings,
-    EnvironmentConfig,
-    JudgeConfig,
-    UserConfig,
-)
+from tbx_envs.commands.config import AgentConfig, EnvironmentConfig, JudgeConfig, PlayConfig, UserConfig
+from tbx_envs.runtime import EpisodeOptions, UserMaker
+from tbx_envs.sources import source_of
 
 if TYPE_CHECKING:  # the HTTP client is imported when a run has an endpoint, not before
-    from tbx_envs.endpoints.client import ChatEndpoint, EndpointConfig
+    from tbx_envs.endpoints.client import ChatEndpoint
     from tbx_envs.users.model import ModelUser
 
 
@@ -58,7 +52,7 @@ def opened_endpoints(*, judge: JudgeConfig, user: UserConfig, agent: AgentConfig
                 return None
             from tbx_envs.endpoints.client import ChatEndpoint
 
-            return stack.enter_context(contextlib.closing(ChatEndpoint(endpoint_config(part.endpoint))))
+            return stack.enter_context(contextlib.closing(ChatEndpoint(part.endpoint)))
 
         endpoints = Endpoints(agent=opened(agent), user=opened(user), judge=opened(judge))
         if endpoints.named:
@@ -68,46 +62,23 @@ def opened_endpoints(*, judge: JudgeConfig, user: UserConfig, agent: AgentConfig
         yield endpoints
 
 
-def endpoint_config(settings: EndpointSettings) -> EndpointConfig:
-    from tbx_envs.endpoints.client import EndpointConfig
-
-    return EndpointConfig(
-        base_url=settings.base_url,
-        model=settings.model,
-        api_key_env=settings.api_key_env,
-        temperature=settings.temperature,
-        max_tokens=settings.max_tokens,
-        timeout_s=settings.timeout_s,
-        concurrency=settings.concurrency,
-        max_retries=settings.max_retries,
-        extra_body=settings.extra_body,
-        prices=prices_of(settings),
+def episode_options(config: PlayConfig, endpoints: Endpoints) -> EpisodeOptions:
+    """The options of every episode of a run."""
+    environment, judge = config.environment, config.judge
+    options = EpisodeOptions(
+        tool_timeout_s=environment.tool_timeout_s,
+        check_timeout_s=environment.check_timeout_s,
+        start=environment.start,
+        clock=environment.clock,
+        clock_runs=environment.clock_runs,
+        judge=judge.kind,
     )
-
-
-def prices_of(settings: EndpointSettings) -> Prices | None:
-    prices = settings.prices
-    return None if prices is None else Prices(input=prices.input, cached=prices.cached, output=prices.output)
-
-
-def environment_options(
-    environment: EnvironmentConfig, judge: JudgeConfig, user: UserConfig, endpoints: Endpoints
-) -> dict[str, Any]:
-    """The options of every `ToolEnv` of a run."""
-    options: dict[str, Any] = {
-        "tool_timeout_s": environment.tool_timeout_s,
-        "check_timeout_s": environment.check_timeout_s,
-        "start": environment.start,
-        "clock": environment.clock,
-        "clock_runs": environment.clock_runs,
-        "judge": judge.kind,
-    }
     if endpoints.judge is not None:
         from tbx_envs.thinkingbox.grading.judge import EndpointJudge
 
-        options["judge"] = EndpointJudge(endpoints.judge, judge.style)
+        options = dataclasses.replace(options, judge=EndpointJudge(endpoints.judge, judge.style))
     if endpoints.user is not None:
-        options["user"] = _user_maker(endpoints.user, user.can_end)
+        options = dataclasses.replace(options, user=_user_maker(endpoints.user, config.user.can_end))
     return options
 
 
@@ -123,7 +94,7 @@ def _user_maker(endpoint: ChatEndpoint, can_end: bool) -> UserMaker:
 
 def concurrency_for(environment: EnvironmentConfig, uids: Sequence[str], endpoints: Endpoints) -> int:
     """How many episodes to play at the same time: those that only use this process gain nothing from threads."""
-    waits = endpoints.agent is not None or endpoints.user is not None or any(":" in uid for uid in uids)
+    waits = endpoints.agent is not None or endpoints.user is not None or any(source_of(uid).waits for uid in uids)
     return environment.concurrency if waits else 1
 
 

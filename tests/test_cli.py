@@ -7,16 +7,21 @@ import sys
 
 import pytest
 
+from tbx_envs.commands import cli
+from tbx_envs.commands.cli import commands, main
 from tbx_envs.evaluation.task_lists import select_tasks
 from tbx_envs.version import __version__
-from tbx_jax.cli import COMMANDS, main
 
 UID = select_tasks("train")[0]
 
 
 def tbx(*arguments, cwd):
     return subprocess.run(
-        [sys.executable, "-m", "tbx_jax.cli", *arguments], cwd=cwd, capture_output=True, text=True, timeout=100
+        [sys.executable, "-m", "tbx_envs.commands.cli", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
 
 
@@ -40,7 +45,7 @@ def scripted(tmp_path_factory):
 def test_help_names_every_command(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert all(f"\n  {name} " in text for name in COMMANDS)
+    assert all(f"\n  {name} " in text for name in commands())
 
 
 def test_no_command_is_an_error_that_shows_the_help(capsys):
@@ -88,10 +93,13 @@ def test_the_traceback_is_there_for_who_asks(monkeypatch):
 
 
 def test_an_interruption_says_how_to_go_on(monkeypatch, capsys):
-    def interrupted(rest):
-        raise KeyboardInterrupt
+    class Interrupted:
+        summary = ""
 
-    monkeypatch.setitem(COMMANDS, "report", ("", interrupted))
+        def run(self, arguments):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "commands", lambda: {"report": Interrupted()})
     assert main(["report"]) == 130
     assert "goes on from here" in capsys.readouterr().err
 
@@ -179,7 +187,7 @@ def test_a_misspelt_run_is_told_what_is_wrong_and_ends_with_two(tmp_path, argume
 
 def test_looking_at_tasks_and_evaluating_without_a_model_import_no_jax(tmp_path):
     code = (
-        f"import sys; from tbx_jax.cli import main; sys.stdout = sys.stderr\nmain(['tasks', 'list']); "
+        f"import sys; from tbx_envs.commands.cli import main; sys.stdout = sys.stderr\nmain(['tasks', 'list']); "
         f"main(['evaluate', 'policy=oracle', 'tasks={UID}', 'attempts=1', "
         f"'output_dir={tmp_path}/o'])\nprint([m for m in ('jax', 'flax', 'transformers', 'torch') if m in "
         f"sys.modules], file=sys.__stdout__)"

@@ -1,7 +1,8 @@
-"""What `tbx tasks` and `tbx show` print."""
+"""`tbx tasks`: look at tasks; `tbx play`: be the agent of one."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import textwrap
@@ -9,11 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tbx_envs.domains import load_domain
-from tbx_envs.errors import ConfigError, DomainError, did_you_mean
-from tbx_envs.evaluation.run import task_hash
-from tbx_envs.evaluation.task_lists import find_task, select_tasks
-from tbx_envs.evaluation.transcripts import episode_text, load_episodes
-from tbx_envs.registration import env_id
+from tbx_envs.errors import DomainError, did_you_mean
+from tbx_envs.evaluation.task_lists import select_tasks
+from tbx_envs.registration import env_id, uid_of
+from tbx_envs.sources import find_task, task_hash
 from tbx_envs.task import ExpectedCall, Task
 from tbx_envs.thinkingbox.dataset import Dataset, dataset_of, refuse_broken, registered_datasets
 from tbx_envs.thinkingbox.dataset.records import DatasetTask
@@ -127,25 +127,37 @@ def validate(name: str) -> None:
     print(f"{name}: {len(domain.uids())} tasks hold the contract.")
 
 
-def show_episodes(folder: Path, uid: str | None, attempt: int | None, outcome: str | None, system: bool) -> None:
-    """Transcripts of an evaluation run's episodes.
+def tasks(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser("tbx tasks", description="Look at tasks.")
+    actions = parser.add_subparsers(dest="action", required=True)
+    listing = actions.add_parser("list", help="uids, one a line: a file of them is a list that `tasks=` takes")
+    selection = "all, train, heldout, datasets, a name, a uid, a pattern, a file"
+    listing.add_argument("selection", nargs="?", default="all", help=selection)
+    listing.add_argument("--long", action="store_true", help="with split and the user's first message")
+    show = actions.add_parser("show", help="everything about one task")
+    show.add_argument("uid")
+    validating = actions.add_parser("validate", help="prove a domain's tasks, or build all tasks of a dataset")
+    validating.add_argument("name", nargs="?", default="clinic", help="a domain, a registered dataset or a path")
+    given = parser.parse_args(arguments)
+    match given.action:
+        case "list":
+            list_tasks(given.selection, given.long)
+        case "show":
+            show_task(given.uid)
+        case _:
+            validate(given.name)
 
-    Raises:
-        ConfigError: no transcripts there, or none that was asked for.
-    """
-    outcomes = {True: "passed", False: "failed", None: "void"}
-    number = shown = 0
-    for episode in load_episodes(folder / "episodes.jsonl"):
-        number += 1
-        if (
-            uid in (None, episode.uid)
-            and attempt in (None, episode.attempt)
-            and outcome in (None, outcomes[episode.passed])
-        ):
-            print(("\n\n" if shown else "") + episode_text(episode, system=system))
-            shown += 1
-    if not shown:
-        asked = ", ".join(
-            f"{k} {v}" for k, v in (("uid", uid), ("attempt", attempt), ("outcome", outcome)) if v is not None
-        )
-        raise ConfigError(f"none of {number} episodes in {folder} has {asked}; leave an option out to see more.")
+
+def play_task(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser("tbx play", description="Be the agent of one episode, in the terminal.")
+    parser.add_argument("task", help="a uid such as clinic/cancel_visit/000, or a Gymnasium id")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the simulated user's wording")
+    given = parser.parse_args(arguments)
+    from tbx_envs.env import ToolEnv
+    from tbx_envs.play import play
+
+    env = ToolEnv(uid_of(given.task))
+    try:
+        play(env, given.seed, read=lambda: input("you> "), write=print)
+    finally:
+        env.close()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tbx_jax.cli import main
+from tbx_envs.commands.cli import main
 
 
 def test_a_datasets_tasks_are_listed_and_shown(bikeshop, capsys):

@@ -1,16 +1,27 @@
-"""`tbx evaluate` and `tbx pool`: a configuration becomes a agent, an evaluation run and its measures.
+"""`tbx evaluate` and `tbx pool`: a configuration becomes an agent, an evaluation run and its measures.
 
 JAX is imported only when a policy model plays.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import importlib.metadata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tbx_envs.agents import Agent
+from tbx_envs.commands.config import AttemptsConfig, EvaluateConfig, PoolConfig, SamplingConfig
+from tbx_envs.commands.environments import (
+    OUTCOME_SETTINGS,
+    Endpoints,
+    concurrency_for,
+    environment_fingerprint,
+    episode_options,
+    opened_endpoints,
+)
 from tbx_envs.endpoints.costs import run_costs
 from tbx_envs.errors import ConfigError, did_you_mean
 from tbx_envs.evaluation.files import Row, load_rows, write_json
@@ -20,19 +31,52 @@ from tbx_envs.evaluation.regrade import regrade
 from tbx_envs.evaluation.report import RunProgress, print_pool, print_run
 from tbx_envs.evaluation.run import refuse_many_voids, run, summarize, tallies_of
 from tbx_envs.evaluation.task_lists import select_tasks
+from tbx_envs.runtime import EpisodeOptions
 from tbx_envs.thinkingbox.dataset.guard import MARK, is_marked_policy
-from tbx_jax.config import EvaluateConfig, PoolConfig, SamplingConfig
-from tbx_jax.environments import (
-    Endpoints,
-    concurrency_for,
-    environment_fingerprint,
-    environment_options,
-    opened_endpoints,
-    prices_of,
-)
 
 AGENTS = ("oracle", "idle", "scripted", "endpoint")
-NAMED = ("nano", "smollm2")  # of `tbx_jax.policies.weights`, which imports JAX
+
+
+class PolicyModels(Protocol):
+    """A package's policy models: the entry point `models` of the group `tbx.policies` names an object like this.
+
+    Attributes:
+        names: policies that are known by name.
+    """
+
+    names: tuple[str, ...]
+
+    def knows(self, policy: str) -> bool:
+        """True when the policy is given by a name rather than by its folder."""
+        ...
+
+    def folder(self, policy: str) -> Path:
+        """The folder (or the one file) of a policy that is known by name; one of a hub is downloaded.
+
+        Raises:
+            CheckpointError: no such policy, or it cannot be downloaded.
+        """
+        ...
+
+    def files(self, policy: str) -> Sequence[Path]:
+        """The files in that folder that decide what the policy does."""
+        ...
+
+    def agent(self, config: AttemptsConfig, options: EpisodeOptions) -> Agent:
+        """The agent that runs attempts with the policy of the configuration."""
+        ...
+
+
+def policy_models() -> PolicyModels:
+    """The policy models of the trainer, which is a package of its own for all that is known here.
+
+    Raises:
+        ConfigError: no package that has any is installed.
+    """
+    for point in importlib.metadata.entry_points(group="tbx.policies"):
+        models: PolicyModels = point.load()
+        return models
+    raise ConfigError(f"no policy models are installed. Give policy= one of {', '.join(AGENTS)}.")
 
 
 def run_evaluation(config: EvaluateConfig) -> dict[str, Any]:
@@ -62,7 +106,7 @@ def _costs(config: EvaluateConfig, rows: Sequence[Row], reliable_tasks: int) -> 
     """`costs` for the summary, where served models took part."""
     agent = config.agent.endpoint if config.policy == "endpoint" else None
     served = {"policy": agent, "user": config.user.endpoint, "judge": config.judge.endpoint}
-    prices = {role: prices_of(settings) for role, settings in served.items() if settings is not None}
+    prices = {role: settings.prices for role, settings in served.items() if settings is not None}
     return {"costs": run_costs(rows, prices, reliable_tasks=reliable_tasks)} if prices else {}
 
 
@@ -90,7 +134,7 @@ def run_pool(config: PoolConfig) -> Pool:
     return pool
 
 
-def _evaluated(config: EvaluateConfig | PoolConfig, error_rate: float) -> list[Row]:
+def _evaluated(config: AttemptsConfig, error_rate: float) -> list[Row]:
     uids = select_tasks(config.tasks)
     fingerprint = policy_of_run(config, error_rate)
     with opened_endpoints(judge=config.judge, user=config.user, agent=config.agent) as endpoints:
@@ -112,41 +156,39 @@ def _regraded(config: EvaluateConfig, folder: str) -> list[Row]:
     """The rows of an evaluation run whose episodes are graded again."""
     _, played = load_rows(folder)
     with opened_endpoints(judge=config.judge, user=config.user) as endpoints:
-        options = environment_options(config.environment, config.judge, config.user, endpoints)
+        options = episode_options(config, endpoints)
         with RunProgress(len(played)) as progress:
             return regrade(
                 folder,
                 Path(config.output_dir) / "rows.jsonl",
-                judge=options["judge"],
+                judge=options.judge,
                 judge_fingerprint=environment_fingerprint(config.environment, config.judge, config.user).get("judge"),
                 check_timeout_s=config.environment.check_timeout_s,
                 progress=progress,
             )
 
 
-def build_agent(
-    config: EvaluateConfig | PoolConfig, error_rate: float, uids: Sequence[str], endpoints: Endpoints
-) -> Agent:
+def build_agent(config: AttemptsConfig, error_rate: float, uids: Sequence[str], endpoints: Endpoints) -> Agent:
     """Who plays: an agent of ours, a served model, or the policy model of a checkpoint.
 
     Raises:
         ConfigError: no such agent and no such folder, or no endpoint for `policy=endpoint`.
     """
-    options = environment_options(config.environment, config.judge, config.user, endpoints)
-    options_of_ours = {"concurrency": concurrency_for(config.environment, uids, endpoints), **options}
+    options = episode_options(config, endpoints)
+    concurrency = concurrency_for(config.environment, uids, endpoints)
     match config.policy:
         case "oracle":
             from tbx_envs.agents.oracle import OracleAgent
 
-            return OracleAgent(**options_of_ours)
+            return OracleAgent(concurrency=concurrency, options=options)
         case "idle":
             from tbx_envs.agents.idle import IdleAgent
 
-            return IdleAgent(**options_of_ours)
+            return IdleAgent(concurrency=concurrency, options=options)
         case "scripted":
             from tbx_envs.agents.scripted import ScriptedAgent
 
-            return ScriptedAgent(error_rate, **options_of_ours)
+            return ScriptedAgent(error_rate, concurrency=concurrency, options=options)
         case "endpoint":
             from tbx_envs.agents.endpoint import EndpointAgent
 
@@ -155,29 +197,19 @@ def build_agent(
                     "policy=endpoint needs to know which one. Add agent=endpoint agent.endpoint.base_url=... "
                     "agent.endpoint.model=..."
                 )
-            return EndpointAgent(endpoints.agent, chat_format=config.agent.chat_format, **options_of_ours)
+            options = dataclasses.replace(options, chat_format=config.agent.chat_format)
+            return EndpointAgent(endpoints.agent, concurrency=concurrency, options=options)
         case _:
-            from tbx_jax.commands.agents import CheckpointAgent
-
-            return CheckpointAgent(
-                config.policy,
-                config.sampling,
-                config.mesh,
-                config.seed,
-                compute_dtype=config.compute_dtype,
-                **options,
-            )
+            return policy_models().agent(config, options)
 
 
-def policy_of_run(config: EvaluateConfig | PoolConfig, error_rate: float) -> dict[str, Any]:
+def policy_of_run(config: AttemptsConfig, error_rate: float) -> dict[str, Any]:
     """What an evaluation run measures, for its fingerprint: the policy, and what users, judges and clocks it meets."""
     made = policy_fingerprint(config.policy, config.sampling, error_rate)
     if config.compute_dtype is not None:
         made |= {"compute_dtype": config.compute_dtype}
     if config.policy == "endpoint" and config.agent.endpoint is not None:
-        made |= config.agent.endpoint.model_dump(
-            include={"base_url", "model", "temperature", "max_tokens", "extra_body"}
-        )
+        made |= {name: getattr(config.agent.endpoint, name) for name in OUTCOME_SETTINGS}
     return made | environment_fingerprint(config.environment, config.judge, config.user)
 
 
@@ -189,37 +221,43 @@ def policy_fingerprint(policy: str, sampling: SamplingConfig, error_rate: float)
 
     Raises:
         ConfigError: no such agent and no such folder.
+        CheckpointError: a policy of the Hub that cannot be downloaded.
     """
     if policy == "scripted":
         return {"name": policy, "error_rate": error_rate}
     if policy in AGENTS:
         return {"name": policy}
     settings = sampling.model_dump(exclude={"slots", "episodes", "decode_steps"})
-    folder = _policy_folder(policy)
+    folder, files = _policy_files(policy)
     marks = {MARK: True} if is_marked_policy(folder) else {}
-    return {"name": policy, "sha256": _folder_hash(folder), "sampling": settings, **marks}
+    return {"name": policy, "sha256": _files_hash(folder, files), "sampling": settings, **marks}
 
 
-def _policy_folder(policy: str) -> Path:
-    """The folder (or the one file) that the policy is read from."""
-    if policy in NAMED:
-        from tbx_jax.policies.weights import policy_folder
-
-        return policy_folder(policy)
+def _policy_files(policy: str) -> tuple[Path, Sequence[Path]]:
+    """The folder (or the one file) that a policy is read from, and the files in it that decide what it does."""
+    models = policy_models()
+    if models.knows(policy):
+        folder = models.folder(policy)
+        return folder, models.files(policy)
     if not Path(policy).is_dir():
-        names = (*AGENTS, *NAMED)
+        names = (*AGENTS, *models.names)
         raise ConfigError(
             f"policy '{policy}' is neither {', '.join(names)} nor a folder.{did_you_mean(policy, names)} "
-            f"Give one of these, or the folder that `tbx train` wrote."
+            f"Give one of these, the folder that `tbx train` wrote, or org/name of the Hugging Face Hub."
         )
-    return Path(policy)
+    return Path(policy), files_in(Path(policy))
 
 
-def _folder_hash(folder: Path) -> str:
-    """SHA-256 (hex) over the names and contents of the files in a folder, code left out."""
+def files_in(folder: Path) -> list[Path]:
+    """The files in a folder, code left out; of a policy that is one file, that file."""
+    paths = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
+    return [path for path in paths if path.is_file() and path.suffix not in (".py", ".pyc")]
+
+
+def _files_hash(folder: Path, files: Sequence[Path]) -> str:
+    """SHA-256 (hex) over the names and contents of files in a folder."""
     total = hashlib.sha256()
-    for path in sorted(folder.rglob("*")) if folder.is_dir() else [folder]:
-        if path.is_file() and path.suffix not in (".py", ".pyc"):
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-            total.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
+    for path in files:
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        total.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
     return total.hexdigest()

@@ -1,0 +1,1 @@
+"""`tbx`: the command, its configuration, and the subcommands that need no JAX."""

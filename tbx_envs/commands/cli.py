@@ -1,0 +1,112 @@
+"""`tbx`, the one command. Each subcommand imports what it needs when it runs: `tbx tasks` never waits for JAX.
+
+Subcommands are entry points of the group `tbx.commands`, each a `Command` or a `HydraCommand`. So those that need JAX
+live in `tbx_jax`, which nothing here imports, and another package can add its own.
+
+Errors that tbx raises on purpose are printed as one message and end with exit code 2; `TBX_TRACEBACK=1` shows where
+they came from.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+
+from tbx_envs.commands.command import Command, HydraCommand
+from tbx_envs.errors import ConfigError, TbxError, did_you_mean
+from tbx_envs.version import DISTRIBUTION, __version__
+
+GROUP = "tbx.commands"
+RENAMED_COMMANDS = {"warmstart": "sft"}  # the old name still works, with a warning, until version 0.3
+# Top-level modules that come with an extra -> the extra. Whatever else the trainer needs comes with them.
+_EXTRA_OF = {
+    **dict.fromkeys(("jax", "jaxlib", "flax", "optax", "orbax", "jaxtyping", "ml_dtypes"), "jax"),
+    **dict.fromkeys(("transformers", "tokenizers", "safetensors", "huggingface_hub"), "jax"),
+    **dict.fromkeys(("starlette", "uvicorn"), "serve"),
+    "gguf": "smollm2",
+    "matplotlib": "demo",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(__version__)
+        return 0
+    # Python hides these by default, and on a command line they are for the person in front of it.
+    warnings.filterwarnings("default", category=DeprecationWarning, module=r"tbx_envs\.commands")
+    name, *rest = arguments
+    if name in RENAMED_COMMANDS:
+        new = RENAMED_COMMANDS[name]
+        said = f"`tbx {name}` is called `tbx {new}` now; the old name works until tbx 0.3."
+        warnings.warn(said, DeprecationWarning, stacklevel=1)
+        name = new
+    if name not in commands():
+        print(f"tbx: unknown command '{name}'.{did_you_mean(name, commands())}\n\n{_help()}", file=sys.stderr)
+        return 2
+    return _guarded(lambda: commands()[name].run(rest), name)
+
+
+@functools.cache
+def commands() -> Mapping[str, Command | HydraCommand]:
+    """Name -> subcommand, of every installed package."""
+    found = {point.name: point.load() for point in importlib.metadata.entry_points(group=GROUP)}
+    return dict(sorted(found.items()))
+
+
+def _guarded(command: Callable[[], int | None], name: str) -> int:
+    """The process boundary: errors of ours become one message."""
+    try:
+        return command() or 0
+    except TbxError as error:
+        if os.environ.get("TBX_TRACEBACK"):
+            raise
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        extra = _EXTRA_OF.get((error.name or "").partition(".")[0])
+        if extra is None or os.environ.get("TBX_TRACEBACK"):
+            raise
+        missing = ConfigError(
+            f"tbx {name} needs {error.name}, which is not installed. Run: pip install '{DISTRIBUTION}[{extra}]'"
+        )
+        print(f"{type(missing).__name__}: {missing}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command with the same output_dir goes on from here.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `tbx tasks list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _help() -> str:
+    width = max(map(len, commands()), default=0)
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in commands().items()]
+    return "\n".join(
+        [
+            "tbx: ThinkingBox tasks as environments, and a policy made repeatable on them.",
+            "",
+            "usage: tbx COMMAND [arguments]        tbx COMMAND --help says more",
+            "",
+            *lines,
+            "",
+            "examples:",
+            "  tbx tasks list heldout",
+            "  tbx evaluate policy=scripted error_rate=0.3 tasks='clinic/*' attempts=5 output_dir=runs/scripted",
+            "  tbx report runs/scripted",
+            "  tbx train -m optim.learning_rate=1e-4,3e-4",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

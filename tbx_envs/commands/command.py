@@ -1,0 +1,57 @@
+"""What a subcommand of `tbx` is. An entry point of the group `tbx.commands` names a `Command` or a `HydraCommand`.
+
+Neither imports its program before it runs, since `tbx --help` loads every command.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Command:
+    """A subcommand that reads its own arguments.
+
+    Attributes:
+        summary: one line for `tbx --help`.
+        program: `module:function`, given the arguments after the subcommand's name; returns the exit code, None for 0.
+    """
+
+    summary: str
+    program: str
+
+    def run(self, arguments: Sequence[str]) -> int:
+        return imported(self.program)(arguments) or 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HydraCommand:
+    """A subcommand whose arguments are overrides of a configuration.
+
+    Attributes:
+        summary: one line for `tbx --help`.
+        config_name: configuration in `conf/`, and the subcommand's name.
+        record: `module:class` of the record that validates the configuration.
+        program: `module:function`, given the record.
+    """
+
+    summary: str
+    config_name: str
+    record: str
+    program: str
+
+    def run(self, arguments: Sequence[str]) -> int:
+        from tbx_envs.commands.hydra_programs import run_hydra_program
+
+        return run_hydra_program(
+            self.config_name, imported(self.record), lambda config: imported(self.program)(config), arguments
+        )
+
+
+def imported(place: str) -> Any:
+    """The object that `module:name` names."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)

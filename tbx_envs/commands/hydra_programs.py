@@ -1,0 +1,85 @@
+"""Subcommands whose arguments are Hydra's: overrides (`tbx evaluate policy=oracle attempts=5`), `-m` sweeps, `--help`
+shows groups and keys."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tbx_envs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tbx_envs.commands.config import Record
+
+# Keys that were renamed: the old name still works, with a warning, until version 0.3.
+RENAMED_KEYS = {"lapse": "error_rate"}
+
+R = TypeVar("R", bound="Record")
+
+
+def run_hydra_program(name: str, record: type[R], program: Callable[[R], Any], arguments: Sequence[str]) -> int:
+    """Compose the configuration, validate it, and run the program with it, once for each run of a sweep.
+
+    Args:
+        name: configuration in `conf/`, and the subcommand's name.
+        record: type that validates the configuration.
+        program: what is run.
+        arguments: overrides and options of Hydra.
+
+    Raises:
+        ConfigError: the configuration cannot be composed or is not valid.
+    """
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it announces that torch is missing
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from tbx_envs.commands.config import validated
+
+    arguments = [renamed(argument) for argument in arguments]
+
+    @hydra.main(version_base=None, config_path="pkg://tbx_conf", config_name=name)
+    def main(composed: Any) -> None:
+        from hydra.core.hydra_config import HydraConfig
+
+        from tbx_envs.evaluation.provenance import provenance
+
+        for chatty in ("jax", "absl"):  # backends that are missing; every option of the checkpoint manager
+            logging.getLogger(chatty).setLevel(logging.WARNING)
+        # Hydra gives each run of a sweep a folder of its own; the program knows only that one.
+        composed.output_dir = HydraConfig.get().runtime.output_dir
+        config = validated(record, composed)
+        with provenance(config.output_dir, config.model_dump(mode="json"), ["tbx", name, *arguments]):
+            program(config)
+
+    overrides = [given for given in arguments if not given.startswith("-") and ("=" in given or given.startswith("~"))]
+    options = [given for given in arguments if given not in overrides]
+    # Hydra's parser takes overrides in one piece only, and people write `seed=0,1 -m` as well as `-m seed=0,1`.
+    sys.argv = [f"tbx {name}", *options, *overrides, f"hydra.job.name={name}"]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come out, so that the command line words them
+    try:
+        main()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"tbx {name} {' '.join(arguments)}: {error}") from error
+    return 0
+
+
+def renamed(argument: str) -> str:
+    """An override with the new name of its key; a DeprecationWarning when it had the old one.
+
+    >>> renamed("seed=3")
+    'seed=3'
+    """
+    key = re.match(r"(\+\+|\+|~)?(\w+)(?==|$)", argument)
+    if key is None or key[2] not in RENAMED_KEYS:
+        return argument
+    new = RENAMED_KEYS[key[2]]
+    warnings.warn(
+        f"the key '{key[2]}' is called '{new}' now; the old name works until tbx 0.3.", DeprecationWarning, stacklevel=2
+    )
+    return f"{key[1] or ''}{new}{argument[key.end() :]}"

@@ -1,0 +1,41 @@
+"""Where a model is served and how it is asked: the one record of it, in configurations and in Python."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from tbx_envs.endpoints.costs import Prices
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EndpointConfig:
+    """A server that speaks OpenAI's chat completions.
+
+    Attributes:
+        base_url: address to which `/chat/completions` is appended, such as `http://127.0.0.1:8000/v1`.
+        model: name of the model on the server.
+        api_key_env: environment variable that holds the key; None sends no key.
+        temperature, max_tokens: defaults of a completion; None leaves them to the server.
+        timeout_s: time limit of one request, from the first byte sent to the last byte read.
+        concurrency: maximum number of requests of all threads that are in flight or waiting for a retry.
+        max_retries: maximum number of retries of a request.
+        extra_body: additional fields of every request; they override other fields, and None removes a field
+            (`{"seed": None}` for a server that rejects seeds).
+        prices: prices of tokens; None when unknown.
+    """
+
+    # A configuration with a key that is not here is refused.
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    base_url: str
+    model: str
+    api_key_env: str | None = None
+    temperature: float | None = None
+    max_tokens: int | None = None
+    timeout_s: float = 300.0
+    concurrency: int = 8
+    max_retries: int = 5
+    extra_body: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    prices: Prices | None = None
