@@ -94,6 +94,7 @@ def test_a_session_from_beginning_to_end(running: Running) -> None:
 
 
 def test_a_slow_mutating_tool_is_executed_once_by_a_client_that_retries(running: Running) -> None:
+    running.create()  # imports the server, which may take longer than the time limit below
     name = running.create(timeout=1.0)
     for _ in range(6):
         reply = running.call(name, "book", seat=f"slow {name}", wait_s=30)

@@ -588,7 +588,7 @@ if child == 0:
 print(os.waitpid(child, 0)[1], session.call("fine", {}).text)
 """,
     )
-    told = "ToolFault a pool belongs to the process that made it. Make one after the fork.\n"
+    told = "ToolFault a pool belongs to the process that created it. Create one after the fork.\n"
     assert (ran.stdout, ran.stderr) == (told * 2 + "fine\n0 fine\n", "")
 
 
