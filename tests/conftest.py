@@ -44,8 +44,22 @@ def pytest_collection_modifyitems(config, items):
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:
-"""Several virtual CPU devices, set before anything imports JAX, so that sharding is testable everywhere; how XLA
-compiles; which tests may run side by side; and our small dataset.
+        item.add_marker(pytest.mark.xdist_group(group_of(item.path)))
+    order = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: order.get(group_of(item.path), len(order)))
+
+
+@pytest.fixture(autouse=True)
+def search_service_in_its_group_only(request, monkeypatch):
+    """Says so where a test opens the search service beside the tests that have its port."""
+    if group_of(request.path) == "episodes":
+        return
+    from tbx_envs.thinkingbox.search import search_service
+
+    def refuse(*arguments, **options):
+        pytest.fail(f"{request.path} opens the search service: add it to EPISODES_OF_DATASETS in tests/conftest.py")
+
+    monkeypatch.setattr(search_service, "ensure_search_service", refuse)
 
 
 @pytest.fixture
@@ -61,7 +75,8 @@ def bikeshop(monkeypatch):
     before = dict(registry)
     keys = benchmark.parse_lock(f"rentals_main.py:test_end_rental {'0' * 64} {'0' * 64}\n")
     monkeypatch.setattr("tbx_envs.thinkingbox.dataset.assembly.benchmark_keys", lambda: keys)
-"""Several virtual CPU devices, set before anything imports JAX, so that sharding is testable everywhere; how XLA
-compiles; which tests may run side by side; and our small dataset.
+    path = HERE / "data" / "bikeshop"
+    datasets.register_dataset(path)
+    yield path
     registry.clear()
     registry.update(before)
