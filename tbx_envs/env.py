@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import registry
 
 from tbx_envs.chat.interpretation import interpret, schemas_of
 from tbx_envs.episode import TERMINATED, CheckReport, Episode, Fault, FinishReason
@@ -28,10 +29,12 @@ from tbx_envs.errors import (
     ActionError,
     CheckFault,
     ConfigError,
+    DomainError,
     EnvironmentFault,
     TbxError,
     ToolFault,
     UserFault,
+    did_you_mean,
 )
 from tbx_envs.messages import (
     DONE_MARK,
@@ -44,6 +47,7 @@ from tbx_envs.messages import (
     Turn,
     to_chat,
 )
+from tbx_envs.registration import NAMESPACE, env_id, uid_of
 from tbx_envs.rendering import transcript_text
 from tbx_envs.runtime import EpisodeOptions, Runtime
 from tbx_envs.sources import source_of
@@ -393,6 +397,27 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         if self._running:
             self._clear()
         self._close_runtime()
+
+
+def make(id_or_uid: str, **options: Any) -> ToolEnv:
+    """`gymnasium.make` for a uid or an id; the error for an unknown one names the nearest.
+
+    Args:
+        id_or_uid: Gymnasium id or uid of a task.
+        options: arguments of `ToolEnv`.
+
+    Raises:
+        DomainError: no such task is registered.
+    """
+    name = env_id(uid_of(id_or_uid))
+    if name not in registry:
+        known = [other for other in registry if other.startswith(f"{NAMESPACE}/")]
+        raise DomainError(
+            f"unknown task '{id_or_uid}'.{did_you_mean(name, known)} {len(known)} tasks are registered; "
+            f"`tbx tasks` lists them."
+        )
+    env: Any = gymnasium.make(name, **options)
+    return env
 
 
 def _with_ids(turn: Turn, first: int) -> Turn:
