@@ -94,7 +94,8 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         self._messages: list[Message] = []
         self._runtime: Runtime | None = None
         self._schemas: Mapping[str, Mapping[str, Any]] | None = None  # tool -> schema of its arguments, once needed
-        self._tools: list[dict[str, Any]] | None = None  # known once an episode has started
+        self._tools: list[dict[str, Any]] | None = None  # of the last episode, where the source does not know them
+        self._source_knows_tools = self.source.tools(self.task) is not None
         self._clear()
 
     def _clear(self) -> None:
@@ -136,8 +137,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         Raises:
             ActionError: a dataset's task before its first `reset`: only its servers know their tools.
         """
-        known = self.source.tools(self.task)
-        if known is not None:
+        if self._source_knows_tools and (known := self.source.tools(self.task)) is not None:
             return known
         if self._tools is None:
             raise ActionError(f"tools of {self.task.uid}: its servers have not been started yet; call reset() first.")
@@ -198,13 +198,15 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             self._void(fault, began)
             raise
         self._running = True
-        self._tools, self._schemas = self._runtime.tools, None
+        tools = self._runtime.tools
+        if not self._source_knows_tools:
+            self._tools, self._schemas = copy.deepcopy(tools), None
         self._num_calls = sum(len(said.calls) for said in self._runtime.opening if isinstance(said, Turn))
         self._say(*self._runtime.opening)
         info = {
             "uid": self.task.uid,
             "messages": to_chat(self._messages),
-            "tools": self._runtime.tools,
+            "tools": tools,
             "finish_reason": None,
         }
         self._seconds += time.perf_counter() - began
