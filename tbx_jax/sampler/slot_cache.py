@@ -24,7 +24,7 @@ from tbx_jax.models.cache import NO_TOKEN, Cache, cache_letters, empty_cache
 from tbx_jax.sampler.decoding import Turns, Unsaved, Written, keep, take_in, write
 from tbx_jax.sampler.dispatch_shapes import DispatchShapes, bucket, capacity_for, filled_up
 from tbx_jax.sampler.memory_plan import MemoryPlan, plan_memory
-from tbx_jax.sampler.parking import put_row, take_row
+from tbx_jax.sampler.swapping import put_row, take_row
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from tbx_jax.config import MeshConfig, SamplingConfig
 from tbx_jax.keys import key_for
 from tbx_jax.mesh import build_mesh, shard_tree
 from tbx_jax.models import attention, parameter_letters, unembed
-from tbx_jax.sampler import decoding, dispatch_shapes, parking, slot_cache
+from tbx_jax.sampler import decoding, dispatch_shapes, slot_cache, swapping
 from tbx_jax.sampler.sampler import Sampler
 
 END = frozenset({3, 11})
@@ -213,7 +213,7 @@ def test_an_episode_goes_on_after_a_turn_that_was_cut_off():
         sampler.extend(0, [1, 2], ("a", index + 1))
 
 
-PROGRAMS = (decoding.take_in, decoding.write, decoding.keep, parking._row, parking._with_row)
+PROGRAMS = (decoding.take_in, decoding.write, decoding.keep, swapping._row, swapping._with_row)
 
 
 def num_compiled():

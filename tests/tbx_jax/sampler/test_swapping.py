@@ -8,7 +8,7 @@ from small_model import CONFIG, HYBRID_SIZES
 from tbx_jax.config import MeshConfig
 from tbx_jax.mesh import build_mesh, shard_tree
 from tbx_jax.models.cache import cache_letters, empty_cache
-from tbx_jax.sampler.parking import put_row, take_row
+from tbx_jax.sampler.swapping import put_row, take_row
 
 SLOTS, CAPACITY = 4, 24
 CONFIGS = {"dense": CONFIG, "hybrid": CONFIG.model_copy(update=HYBRID_SIZES)}
