@@ -1,6 +1,6 @@
-"""The picture of a demo run: how the pass rate grew in training, and held-out tasks before and after.
+"""The chart of a demo run: pass rate during training, and on held-out tasks before and after it.
 
-Needs matplotlib (the `demo` extra); nothing else of tbx does.
+The only module that needs matplotlib (the `demo` extra).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def draw_demo(
     unseen: Collection[str],
     attempts: int,
 ) -> None:
-    """Writes the picture as PNG.
+    """Writes the chart as PNG.
 
     Args:
-        path: of the file.
+        path: path of the file.
         metrics: rows of the training's `metrics.jsonl`; `pass_rate` of each step is drawn.
-        before, after: measures of the held-out tasks with `families`.
-        unseen: families that were never trained.
-        attempts: at each task.
+        before, after: measures of the held-out tasks, with `families`.
+        unseen: families held out from training.
+        attempts: number of attempts at each task.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -42,7 +42,7 @@ def draw_demo(
         matplotlib.use("Agg")
         import matplotlib.pyplot as plt
     except ImportError as error:
-        raise ConfigError("the demo draws a picture and matplotlib is not there. Install tbx[demo].") from error
+        raise ConfigError("the demo draws a chart and matplotlib is not installed. Install tbx[demo].") from error
     figure, (curve, bars, repeats) = plt.subplots(1, 3, figsize=(15, 4.5), width_ratios=(1.1, 1.6, 1.0))
     _draw_curve(curve, metrics)
     _draw_families(bars, before, after, unseen)
