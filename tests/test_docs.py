@@ -323,7 +323,7 @@ def test_every_module_has_its_line_and_what_the_line_names_is_in_it():
 
 
 def test_letters_named_for_sharding_are_those_of_the_alphabet():
-    from tbx_jax.shapes import LETTERS
+    from tbx_jax.shapes import LOGICAL_AXES
 
     named_letters = re.findall(r"`([a-z])` ", section(TRAIN, "Sharding"))
-    assert named_letters and set(named_letters) <= LETTERS.keys()
+    assert named_letters and set(named_letters) <= LOGICAL_AXES.keys()

@@ -1,91 +1,93 @@
-"""Rows of a cache kept in host memory: an episode that waits for its environment gives up its slot.
+"""Cache rows in host memory: an episode that waits for its environment gives its row to another episode.
 
-Nothing here knows what a cache is made of: a tree of arrays, and beside each its axis letters (`tbx_jax.shapes`), of
-which `b` counts slots and `s` positions. What comes back is what went away, bit for bit.
+The functions know nothing of a cache's contents: a cache is a tree of arrays with the logical axes of each
+(`tbx_jax.shapes`), of which `b` counts rows and `s` positions. The invariant: a row that is swapped in is bit for bit
+the row that was swapped out.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TypeVar
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
+
+C = TypeVar("C")  # a tree of arrays: a cache, or one row of it
 
 
-def take_row(cache: Any, letters: Any, slot: int, length: int) -> Any:
-    """A slot's row as arrays of the host, without the axis `b`, and with the first `length` positions only.
-
-    Args:
-        cache: a tree of arrays.
-        letters: the same structure, with the axis string of each array.
-        slot: which row.
-        length: positions that hold something.
-    """
-    row = jax.device_get(_row(cache, np.int32(slot), letters=_Letters.of(letters)))
-    return jax.tree.map(lambda leaf, axes: _first(leaf, axes, length), row, letters)
-
-
-def put_row(cache: Any, letters: Any, slot: int, row: Any, *, placement: Any = None) -> Any:
-    """The cache with a row that `take_row` gave, in any slot; the cache given is consumed.
+def swap_out(cache: C, axes: PyTree[str], slot: int, length: int) -> C:
+    """A row of the cache as host arrays, without the axis `b`, and with the first `length` positions only.
 
     Args:
-        row: positions that it lacks are filled with zeros.
-        placement: shardings of the cache that is returned; None leaves them to the compiler.
+        cache: tree of arrays.
+        axes: axis string of each array, in the same structure.
+        slot: index of the row.
+        length: number of valid positions.
     """
-    whole = jax.tree.map(_widened, row, cache, letters)
-    return _with_row(cache, whole, np.int32(slot), letters=_Letters.of(letters), placement=placement)
+    row = jax.device_get(_row(cache, np.int32(slot), axes=_AxesOfLeaves.of(axes)))
+    return jax.tree.map(lambda leaf, names: _first(leaf, names, length), row, axes)
 
 
-class _Letters(tuple):
-    """Axis strings of a tree in the order of its leaves: an argument that compiled functions can be told apart by."""
+def swap_in(cache: C, axes: PyTree[str], slot: int, row: C, *, placement: C | None = None) -> C:
+    """The cache with a row from `swap_out` in any slot. Takes ownership of `cache`: its buffers are donated.
+
+    Args:
+        cache: tree of arrays.
+        axes: axis string of each array, in the same structure.
+        slot: index of the row to replace.
+        row: row from `swap_out`; zeros fill up its positions.
+        placement: shardings of the returned cache; None leaves them to the compiler.
+    """
+    whole = jax.tree.map(_widened, row, cache, axes)
+    return _with_row(cache, whole, np.int32(slot), axes=_AxesOfLeaves.of(axes), placement=placement)
+
+
+class _AxesOfLeaves(tuple[str, ...]):
+    """Axis strings of a tree in the order of its leaves: hashable, so a static argument of compiled functions."""
 
     @classmethod
-    def of(cls, letters: Any) -> _Letters:
-        return cls(jax.tree.leaves(letters))
+    def of(cls, axes: PyTree[str]) -> _AxesOfLeaves:
+        return cls(jax.tree.leaves(axes))
 
 
-def _axis(axes: str, letter: str) -> int | None:
-    parts = axes.split()
-    return parts.index(letter) if letter in parts else None
-
-
-def _without_slots(axes: str) -> str:
-    return " ".join(letter for letter in axes.split() if letter != "b")
+def _without_rows(axes: str) -> list[str]:
+    return [name for name in axes.split() if name != "b"]
 
 
 def _first(leaf: np.ndarray, axes: str, length: int) -> np.ndarray:
-    """A copy of the row's valid part: what it was cut from must not stay alive with it."""
-    place = _axis(_without_slots(axes), "s")
-    cut = leaf if place is None else leaf[(slice(None),) * place + (slice(length),)]
+    """A copy of the row's valid part: a view would keep the whole row alive."""
+    names = _without_rows(axes)
+    cut = leaf[(slice(None),) * names.index("s") + (slice(length),)] if "s" in names else leaf
     return np.array(cut)
 
 
 def _widened(leaf: np.ndarray, whole: jax.Array, axes: str) -> np.ndarray:
-    """The row with as many positions as the cache has."""
-    place = _axis(_without_slots(axes), "s")
-    if place is None:
+    """The row padded to the cache's number of positions."""
+    names = _without_rows(axes)
+    if "s" not in names:
         return leaf
-    missing = whole.shape[_axis(axes, "s")] - leaf.shape[place]
-    return np.pad(leaf, [(0, missing if axis == place else 0) for axis in range(leaf.ndim)])
+    missing = whole.shape[axes.split().index("s")] - leaf.shape[names.index("s")]
+    return np.pad(leaf, [(0, missing if name == "s" else 0) for name in names])
 
 
-@functools.partial(jax.jit, static_argnames="letters")
-def _row(cache: Any, slot: jax.Array, *, letters: _Letters) -> Any:
+@functools.partial(jax.jit, static_argnames="axes")
+def _row(cache: C, slot: jax.Array, *, axes: _AxesOfLeaves) -> C:
     leaves, structure = jax.tree.flatten(cache)
     rows = [
-        jax.lax.dynamic_index_in_dim(leaf, slot, _axis(axes, "b"), keepdims=False)
-        for leaf, axes in zip(leaves, letters, strict=True)
+        jax.lax.dynamic_index_in_dim(leaf, slot, names.split().index("b"), keepdims=False)
+        for leaf, names in zip(leaves, axes, strict=True)
     ]
-    return structure.unflatten(rows)
+    return jax.tree.unflatten(structure, rows)
 
 
-@functools.partial(jax.jit, static_argnames=("letters", "placement"), donate_argnames="cache")
-def _with_row(cache: Any, row: Any, slot: jax.Array, *, letters: _Letters, placement: Any) -> Any:
+@functools.partial(jax.jit, static_argnames=("axes", "placement"), donate_argnames="cache")
+def _with_row(cache: C, row: C, slot: jax.Array, *, axes: _AxesOfLeaves, placement: C | None) -> C:
     leaves, structure = jax.tree.flatten(cache)
-    news = [
-        jax.lax.dynamic_update_index_in_dim(leaf, new, slot, _axis(axes, "b"))
-        for leaf, new, axes in zip(leaves, jax.tree.leaves(row), letters, strict=True)
+    updated = [
+        jax.lax.dynamic_update_index_in_dim(leaf, new, slot, names.split().index("b"))
+        for leaf, new, names in zip(leaves, jax.tree.leaves(row), axes, strict=True)
     ]
-    cache = structure.unflatten(news)
+    cache = jax.tree.unflatten(structure, updated)
     return cache if placement is None else jax.lax.with_sharding_constraint(cache, placement)
