@@ -5,7 +5,7 @@ micro-batches and buckets that `tbx train` uses. The policy has the shape of `co
 parameters. Prints one JSON line per case, from most convenient to barest:
 
     policy      a GRPO update: gradients of all micro-batches, clipping, AdamW
-    supervised  the same with the loss of SFT
+    supervised  the same with the SFT loss
     forward     log-probabilities of the same micro-batches, which every update needs
 
     tokens_per_s  tokens of the sequences by wall time, padding not counted, best of the repeats; compilation is
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def supervised() -> None:
         nonlocal state
-        state, _ = learner.supervised_update(state, batch)
+        state, _ = learner.sft_update(state, batch)
 
     def forward() -> None:
         for micro_batch in batch.micro_batches:

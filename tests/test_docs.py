@@ -304,7 +304,7 @@ MODULES = modules()
 
 
 def test_letters_named_for_sharding_are_those_of_the_alphabet():
-    from tbx_jax.shapes import LETTERS
+    from tbx_jax.shapes import LOGICAL_AXES
 
     named_letters = re.findall(r"`([a-z])` ", section(TRAIN, "Sharding"))
-    assert named_letters and set(named_letters) <= LETTERS.keys()
+    assert named_letters and set(named_letters) <= LOGICAL_AXES.keys()

@@ -1,6 +1,6 @@
-"""The picture of a demo run: how the pass rate grew in training, and held-out tasks before and after.
+"""The chart of a demo run: pass rate during training, and on held-out tasks before and after it.
 
-Needs matplotlib (the `demo` extra); nothing else of tbx does.
+The only module that needs matplotlib (the `demo` extra).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def draw_demo(
     unseen: Collection[str],
     attempts: int,
 ) -> None:
-    """Writes the picture as PNG.
+    """Writes the chart as PNG.
 
     Args:
-        path: of the file.
+        path: path of the file.
         metrics: rows of the training's `metrics.jsonl`; `pass_rate` of each step is drawn.
-        before, after: measures of the held-out tasks with `families`.
-        unseen: families that were never trained.
-        attempts: at each task.
+        before, after: measures of the held-out tasks, with `families`.
+        unseen: families held out from training.
+        attempts: number of attempts at each task.
     """
     import matplotlib
 
