@@ -1,4 +1,4 @@
-"""The original's session proxy, through its HTTP API, and its test worker: what our server sessions are compared with."""
+"""The original's session proxy, through its HTTP API, and its test worker, to compare our server sessions with."""
 
 from __future__ import annotations
 
