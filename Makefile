@@ -1,4 +1,5 @@
-# make demo | test | parity | lint: each makes its environment first, with the newest Python of 3.11 to 3.13 that actually runs.
+# make demo | test | parity | lint | docs | dist: each makes its environment first, with the newest Python of 3.11 to 3.13
+# that actually runs.
 # PYTHON=/path/to/python overrides the choice.
 
 SUITABLE := import sys, venv, ensurepip, sqlite3; raise SystemExit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -10,14 +11,16 @@ TEMPLATES := trl==1.16.0
 SEED ?= 0
 # Of the tests: more processes than cores gain nothing, 0 is none but pytest's own.
 WORKERS ?= 2
+# How XLA compiles in the tests: quick is with few optimizations, full as users have it (twice the time).
+XLA ?= quick
 
-.PHONY: demo test parity lint clean
+.PHONY: demo test parity lint docs dist clean
 
 demo: .venv/installed-demo
 	$(BIN)/tbx demo seed=$(SEED)
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	TBX_TEST_XLA=$(XLA) $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 # Models against transformers; torch lives in an environment of its own, so that nothing else comes to need it.
 parity: .venv-parity/installed
@@ -35,6 +38,14 @@ lint: .venv/installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
+# mkdocs-material announces its successor at each start; nothing is loaded from another host.
+docs: .venv/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The wheel, used in bare environments outside of this folder; minutes.
+dist: .venv/installed-build
+	$(BIN)/python tests/dist/check_dist.py
+
 .venv/installed-%: setup.cfg pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	$(if $(filter dev,$*),$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps '$(TEMPLATES)')
@@ -47,4 +58,4 @@ lint: .venv/installed-dev
 	$(PYTHON) -m venv .venv
 
 clean:
-	rm -rf .venv .venv-parity build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-parity build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import registry
 
 from tbx_envs.chat.interpretation import interpret, schemas_of
 from tbx_envs.episode import TERMINATED, CheckReport, Episode, Fault, FinishReason
@@ -28,10 +29,12 @@ from tbx_envs.errors import (
     ActionError,
     CheckFault,
     ConfigError,
+    DomainError,
     EnvironmentFault,
     TbxError,
     ToolFault,
     UserFault,
+    did_you_mean,
 )
 from tbx_envs.messages import (
     DONE_MARK,
@@ -44,6 +47,7 @@ from tbx_envs.messages import (
     Turn,
     to_chat,
 )
+from tbx_envs.registration import NAMESPACE, env_id, uid_of
 from tbx_envs.rendering import transcript_text
 from tbx_envs.runtime import EpisodeOptions, Runtime
 from tbx_envs.sources import source_of
@@ -90,7 +94,8 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         self._messages: list[Message] = []
         self._runtime: Runtime | None = None
         self._schemas: Mapping[str, Mapping[str, Any]] | None = None  # tool -> schema of its arguments, once needed
-        self._tools: list[dict[str, Any]] | None = None  # known once an episode has started
+        self._tools: list[dict[str, Any]] | None = None  # of the last episode, where the source does not know them
+        self._source_knows_tools = self.source.tools(self.task) is not None
         self._clear()
 
     def _clear(self) -> None:
@@ -132,8 +137,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         Raises:
             ActionError: a dataset's task before its first `reset`: only its servers know their tools.
         """
-        known = self.source.tools(self.task)
-        if known is not None:
+        if self._source_knows_tools and (known := self.source.tools(self.task)) is not None:
             return known
         if self._tools is None:
             raise ActionError(f"tools of {self.task.uid}: its servers have not been started yet; call reset() first.")
@@ -194,13 +198,15 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             self._void(fault, began)
             raise
         self._running = True
-        self._tools, self._schemas = self._runtime.tools, None
+        tools = self._runtime.tools
+        if not self._source_knows_tools:
+            self._tools, self._schemas = copy.deepcopy(tools), None
         self._num_calls = sum(len(said.calls) for said in self._runtime.opening if isinstance(said, Turn))
         self._say(*self._runtime.opening)
         info = {
             "uid": self.task.uid,
             "messages": to_chat(self._messages),
-            "tools": self._runtime.tools,
+            "tools": tools,
             "finish_reason": None,
         }
         self._seconds += time.perf_counter() - began
@@ -393,6 +399,27 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         if self._running:
             self._clear()
         self._close_runtime()
+
+
+def make(id_or_uid: str, **options: Any) -> ToolEnv:
+    """`gymnasium.make` for a uid or an id; the error for an unknown one names the nearest.
+
+    Args:
+        id_or_uid: Gymnasium id or uid of a task.
+        options: arguments of `ToolEnv`.
+
+    Raises:
+        DomainError: no such task is registered.
+    """
+    name = env_id(uid_of(id_or_uid))
+    if name not in registry:
+        known = [other for other in registry if other.startswith(f"{NAMESPACE}/")]
+        raise DomainError(
+            f"unknown task '{id_or_uid}'.{did_you_mean(name, known)} {len(known)} tasks are registered; "
+            f"`tbx tasks` lists them."
+        )
+    env: Any = gymnasium.make(name, **options)
+    return env
 
 
 def _with_ids(turn: Turn, first: int) -> Turn:

@@ -10,15 +10,8 @@ from __future__ import annotations
 import functools
 import re
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
 
-import gymnasium
 from gymnasium.envs.registration import EnvSpec, registry
-
-from tbx_envs.errors import DomainError, did_you_mean
-
-if TYPE_CHECKING:
-    from tbx_envs.env import ToolEnv
 
 NAMESPACE = "ThinkingBox"
 BUILT_IN = ("clinic",)
@@ -92,24 +85,3 @@ def register_built_in() -> None:
     """Register every frozen task of every built-in domain."""
     for domain in BUILT_IN:
         register_uids(frozen_uids(domain))
-
-
-def make(id_or_uid: str, **options: Any) -> ToolEnv:
-    """`gymnasium.make` for a uid or an id; the error for an unknown one names the nearest.
-
-    Args:
-        id_or_uid: Gymnasium id or uid of a task.
-        options: arguments of `ToolEnv`.
-
-    Raises:
-        DomainError: no such task is registered.
-    """
-    name = env_id(uid_of(id_or_uid))
-    if name not in registry:
-        known = [other for other in registry if other.startswith(f"{NAMESPACE}/")]
-        raise DomainError(
-            f"unknown task '{id_or_uid}'.{did_you_mean(name, known)} {len(known)} tasks are registered; "
-            f"`tbx tasks` lists them."
-        )
-    env: Any = gymnasium.make(name, **options)
-    return env

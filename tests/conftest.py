@@ -1,5 +1,5 @@
-"""Several virtual CPU devices, set before anything imports JAX, so that sharding is testable everywhere; which tests
-may run side by side; and our small dataset.
+"""Several virtual CPU devices, set before anything imports JAX, so that sharding is testable everywhere; how XLA
+compiles; which tests may run side by side; and our small dataset.
 """
 
 import os
@@ -7,24 +7,59 @@ import pathlib
 
 import pytest
 
+# Most of the suite is compilation of programs that run once. Code that is made quickly is the same program to the
+# tests; `TBX_TEST_XLA=full` compiles as users do (`make test XLA=full`), and so does `test_optimized_code.py`.
+QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+COMPILATION = {"quick": QUICK, "full": ""}[os.environ.get("TBX_TEST_XLA", "quick")]
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+given = os.environ.get("XLA_FLAGS", "")
+os.environ["XLA_FLAGS"] = f"{given} {COMPILATION} --xla_force_host_platform_device_count=8"
 
 HERE = pathlib.Path(__file__).parent
-# Tests of the trainer that play episodes of a dataset.
-PLAY_DATASETS = ("test_benchmark_marks", "test_interrupts", "test_task_commands")
+# Files and folders whose tests may meet a search service: servers of datasets know it by a fixed port, and it ends with
+# the process that opened it.
+EPISODES_OF_DATASETS = (
+    *("tbx_envs/thinkingbox", "tbx_envs/commands/test_tasks.py", "tbx_envs/test_registration.py"),
+    *("tbx_jax/test_benchmark_marks.py", "tbx_jax/test_interrupts.py"),
+)
+# Groups that take longest, in this order, so that no worker is left with one at the end.
+LONGEST_FIRST = ("episodes", "test_sampler", "test_train", "test_domain_contract", "test_cli")
+
+
+def group_of(path: pathlib.Path) -> str:
+    """The tests that stay in one process with those of this file: of most files only their own."""
+    place = path.relative_to(HERE)
+    return "episodes" if any(place.is_relative_to(there) for there in EPISODES_OF_DATASETS) else path.stem
+
+
+def pytest_configure(config):
+    if config.pluginmanager.hasplugin("xdist"):
+        config.option.loadscopereorder = False  # by numbers of tests, which says little about how long they take
 
 
 def pytest_collection_modifyitems(config, items):
-    """With several workers (`pytest -n 2 --dist loadgroup`) a file's tests stay together, and so do all that may meet a
-    search service: servers of datasets know it by a fixed port, and it ends with the process that opened it.
-    """
+    """Groups for `pytest -n 2 --dist loadgroup`, the longest first."""
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:
-        together = HERE / "tbx_envs" in item.path.parents or item.path.stem in PLAY_DATASETS
-        item.add_marker(pytest.mark.xdist_group("episodes" if together else item.path.stem))
+        item.add_marker(pytest.mark.xdist_group(group_of(item.path)))
+    order = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: order.get(group_of(item.path), len(order)))
+
+
+@pytest.fixture(autouse=True)
+def search_service_in_its_group_only(request, monkeypatch):
+    """Says so where a test opens the search service beside the tests that have its port."""
+    if group_of(request.path) == "episodes":
+        return
+    from tbx_envs.thinkingbox.search import search_service
+
+    def refuse(*arguments, **options):
+        pytest.fail(f"{request.path} opens the search service: add it to EPISODES_OF_DATASETS in tests/conftest.py")
+
+    monkeypatch.setattr(search_service, "ensure_search_service", refuse)
 
 
 @pytest.fixture
@@ -40,7 +75,8 @@ def bikeshop(monkeypatch):
     before = dict(registry)
     keys = benchmark.parse_lock(f"rentals_main.py:test_end_rental {'0' * 64} {'0' * 64}\n")
     monkeypatch.setattr("tbx_envs.thinkingbox.dataset.assembly.benchmark_keys", lambda: keys)
-    datasets.register_dataset(HERE / "data" / "bikeshop")
-    yield HERE / "data" / "bikeshop"
+    path = HERE / "data" / "bikeshop"
+    datasets.register_dataset(path)
+    yield path
     registry.clear()
     registry.update(before)

@@ -26,7 +26,6 @@ RENAMED_COMMANDS = {"warmstart": "sft"}  # the old name still works, with a warn
 _EXTRA_OF = {
     **dict.fromkeys(("jax", "jaxlib", "flax", "optax", "orbax", "jaxtyping", "ml_dtypes"), "jax"),
     **dict.fromkeys(("transformers", "tokenizers", "safetensors", "huggingface_hub"), "jax"),
-    **dict.fromkeys(("starlette", "uvicorn"), "serve"),
     "gguf": "smollm2",
     "matplotlib": "demo",
 }

@@ -46,12 +46,20 @@ class PolicyModels(Protocol):
 
     names: tuple[str, ...]
 
+    def knows(self, policy: str) -> bool:
+        """True when the policy is given by a name rather than by its folder."""
+        ...
+
     def folder(self, policy: str) -> Path:
-        """The folder (or the one file) of a policy that is given by folder or name.
+        """The folder (or the one file) of a policy that is known by name; one of a hub is downloaded.
 
         Raises:
-            CheckpointError: no such policy.
+            CheckpointError: no such policy, or it cannot be downloaded.
         """
+        ...
+
+    def files(self, policy: str) -> Sequence[Path]:
+        """The files in that folder that decide what the policy does."""
         ...
 
     def agent(self, config: AttemptsConfig, options: EpisodeOptions) -> Agent:
@@ -213,34 +221,43 @@ def policy_fingerprint(policy: str, sampling: SamplingConfig, error_rate: float)
 
     Raises:
         ConfigError: no agent has that name, and no such folder exists.
+        CheckpointError: a policy of the Hub cannot be downloaded.
     """
     if policy == "scripted":
         return {"name": policy, "error_rate": error_rate}
     if policy in AGENTS:
         return {"name": policy}
     settings = sampling.model_dump(exclude={"slots", "episodes", "decode_steps"})
-    folder = _policy_folder(policy)
+    folder, files = _policy_files(policy)
     marks = {MARK: True} if is_marked_policy(folder) else {}
-    return {"name": policy, "sha256": _folder_hash(folder), "sampling": settings, **marks}
+    return {"name": policy, "sha256": _files_hash(folder, files), "sampling": settings, **marks}
 
 
-def _policy_folder(policy: str) -> Path:
-    """The folder (or the one file) of a policy that is a model's weights."""
+def _policy_files(policy: str) -> tuple[Path, Sequence[Path]]:
+    """The folder (or the one file) that a policy is read from, and the files in it that decide what it does."""
     models = policy_models()
-    if policy not in models.names and not Path(policy).is_dir():
+    if models.knows(policy):
+        folder = models.folder(policy)
+        return folder, models.files(policy)
+    if not Path(policy).is_dir():
         names = (*AGENTS, *models.names)
         raise ConfigError(
             f"policy '{policy}' is neither {', '.join(names)} nor a folder.{did_you_mean(policy, names)} "
-            f"Give one of these, or a folder that `tbx train` wrote."
+            f"Give one of these, the folder that `tbx train` wrote, or org/name of the Hugging Face Hub."
         )
-    return models.folder(policy) if policy in models.names else Path(policy)
+    return Path(policy), files_in(Path(policy))
 
 
-def _folder_hash(folder: Path) -> str:
-    """SHA-256 (hex) over the names and contents of the files in a folder, except code."""
+def files_in(folder: Path) -> list[Path]:
+    """The files in a folder, code left out; of a policy that is one file, that file."""
+    paths = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
+    return [path for path in paths if path.is_file() and path.suffix not in (".py", ".pyc")]
+
+
+def _files_hash(folder: Path, files: Sequence[Path]) -> str:
+    """SHA-256 (hex) over the names and contents of files in a folder."""
     total = hashlib.sha256()
-    for path in sorted(folder.rglob("*")) if folder.is_dir() else [folder]:
-        if path.is_file() and path.suffix not in (".py", ".pyc"):
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-            total.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
+    for path in files:
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        total.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
     return total.hexdigest()

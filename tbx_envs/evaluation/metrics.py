@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from tbx_envs.errors import ConfigError
+from tbx_envs.evaluation import beta
 from tbx_envs.seeding import derive
 
 LEVEL = 0.95  # confidence level of every interval
@@ -89,9 +89,9 @@ def jeffreys_interval(attempts: int, passes: int, level: float = LEVEL) -> tuple
     As is customary, the lower end is 0 when no attempt passed and the upper end is 1 when all did, so that the interval
     always contains the observed rate.
     """
-    posterior = stats.beta(passes + 0.5, attempts - passes + 0.5)
-    low = 0.0 if passes == 0 else float(posterior.ppf((1 - level) / 2))
-    high = 1.0 if passes == attempts else float(posterior.ppf((1 + level) / 2))
+    a, b = passes + 0.5, attempts - passes + 0.5
+    low = 0.0 if passes == 0 else beta.quantile((1 - level) / 2, a, b)
+    high = 1.0 if passes == attempts else beta.quantile((1 + level) / 2, a, b)
     return low, high
 
 

@@ -14,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scipy import stats
-
 from tbx_envs.domains import load_domain
 from tbx_envs.errors import ConfigError, DomainError
+from tbx_envs.evaluation import beta
 from tbx_envs.evaluation.files import write_json
 from tbx_envs.evaluation.metrics import Tally
 from tbx_envs.sources import find_task, task_hash
@@ -81,8 +80,7 @@ class Pool:
 
 def band_masses(attempts: int, passes: int) -> dict[str, float]:
     """Posterior probability of each band."""
-    posterior = stats.beta(passes + 0.5, attempts - passes + 0.5)
-    ends = [float(posterior.cdf(end)) for end in BANDS.values()]
+    ends = [beta.cdf(end, passes + 0.5, attempts - passes + 0.5) for end in BANDS.values()]
     return {band: high - low for band, high, low in zip(BANDS, ends, [0.0, *ends[:-1]], strict=True)}
 
 

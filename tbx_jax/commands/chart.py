@@ -9,8 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tbx_envs.errors import ConfigError
-
 _BEFORE, _AFTER = "#b9c2cc", "#1f6f8b"
 _SMOOTHING = 5  # steps on either side of a point of the smooth line
 
@@ -32,17 +30,12 @@ def draw_demo(
         before, after: measures of the held-out tasks with `families`.
         unseen: families that were never trained.
         attempts: at each task.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
+    import matplotlib
 
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ConfigError("the demo draws a picture and matplotlib is not there. Install tbx[demo].") from error
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
     figure, (curve, bars, repeats) = plt.subplots(1, 3, figsize=(15, 4.5), width_ratios=(1.1, 1.6, 1.0))
     _draw_curve(curve, metrics)
     _draw_families(bars, before, after, unseen)

@@ -39,6 +39,8 @@ def run(config: DemoConfig) -> dict[str, Any]:
         each with `tasks`, `pass_at_1`, `pass_at_<n>`, `observed_<n>_of_<n>`; `seed`; `minutes` of this command; `parts`
         in minutes.
     """
+    import matplotlib  # noqa: F401  draws the picture at the end; its absence is better said at the start
+
     output = Path(config.output_dir)
     minutes: dict[str, float] = {}
     before = _timed(minutes, "evaluate before", lambda: evaluate.run_evaluation(_evaluate(config, "before")))

@@ -10,7 +10,9 @@ from tbx_jax.policies.weights import export_policy
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser("tbx export", description="Write a policy as a folder that other programs load.")
-    parser.add_argument("policy", help="folder or name of a policy, such as smollm2")
+    parser.add_argument(
+        "policy", help="folder or name of a policy, such as smollm2 or org/name of the Hugging Face Hub"
+    )
     parser.add_argument("folder", help="folder to write; a policy in it is replaced")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="type of the tensors; unchanged by default")
     parser.add_argument(

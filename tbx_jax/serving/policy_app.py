@@ -38,6 +38,7 @@ from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.errors import ConfigError, PolicyFault
 from tbx_envs.web import addresses
 from tbx_jax.config import SamplingConfig, validated
+from tbx_jax.policies.hub_policy import is_hub_name
 from tbx_jax.policies.weights import Precision, load_policy
 from tbx_jax.sampler.memory_plan import MemoryPlan
 from tbx_jax.sampler.sampler import Sampler
@@ -86,10 +87,10 @@ def opened_service(
     """A loaded policy, ready to answer.
 
     Args:
-        policy: a folder, or the name of a shipped policy.
+        policy: a folder, or a policy by name.
         settings: `key=value` on top of `conf/sampling/serve.yaml`.
         seed: of the sampler.
-        name: under which it is served; that of the policy or its folder when None.
+        name: under which it is served; None is the policy's own name, or its folder's.
         compute_dtype: of the computation; None is the one that the policy names.
 
     Raises:
@@ -102,7 +103,8 @@ def opened_service(
     sampling = sampling.model_copy(update={"max_episode_tokens": longest})
     chat = ChatTemplate(tokenizer)
     sampler = Sampler(model, chat.end_of_turn_ids, sampling, seed, params=params)
-    served = Served(name or Path(policy).resolve().name, sampling.top_k, sampling.top_p)
+    own_name = policy if is_hub_name(policy) else Path(policy).resolve().name
+    served = Served(name or own_name, sampling.top_k, sampling.top_p)
     with Conversations(sampler, params, most=sampling.episodes_in_flight) as conversations:
         yield PolicyService(tokenizer, chat, served, sampling, conversations, sampler.memory)
 

@@ -14,8 +14,9 @@ from tbx_envs.web import addresses
 _DESCRIPTION = """
 Serve a policy through OpenAI's chat completions: POST /v1/chat/completions, GET /v1/models, GET /health.
 
-The policy is `nano` or a policy's folder. Settings are those of `conf/sampling/serve.yaml` and changed like this:
-slots=16 max_episode_tokens=2048. On loopback no token is needed; elsewhere name a variable or a file with one.
+The policy is `nano`, a policy's folder, or org/name of the Hugging Face Hub. Settings are those of
+`conf/sampling/serve.yaml` and changed like this: slots=16 max_episode_tokens=2048. On loopback no token is needed;
+elsewhere name a variable or a file with one.
 """
 
 
@@ -56,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         "tbx serve-policy", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("policy", help="nano, or a policy's folder")
+    add("policy", help="nano, a policy's folder, or org/name of the Hugging Face Hub")
     add("settings", nargs="*", metavar="key=value", help="of conf/sampling/serve.yaml")
     add("--name", help="of the model in requests (the policy's own by default)")
     add("--compute-dtype", choices=("float32", "bfloat16"), help="of the computation (the policy's own by default)")

@@ -21,6 +21,7 @@ from tbx_envs.errors import PolicyFault
 from tbx_envs.evaluation.task_lists import find_task
 from tbx_envs.evaluation.transcripts import episode_record
 from tbx_envs.messages import BadCall, Text, ToolCall, ToolResult, Turn
+from tbx_envs.runtime import EpisodeOptions
 from tbx_envs.testing.loopback_endpoint import (
     Answers,
     EchoesKey,
@@ -40,12 +41,12 @@ def agent_of(kiosk):
     """An agent of a server with this script, and the server; everything is closed at the end."""
     opened = []
 
-    def make(reply, *, endpoint_settings=None, **options):
+    def make(reply, *, endpoint_settings=None, concurrency=None, **options):
         server = LoopbackEndpoint(checked(reply))
         settings = {"max_retries": 0, "concurrency": 4, **(endpoint_settings or {})}
         endpoint = ChatEndpoint(EndpointConfig(server.base_url, "small", **settings), sleep=lambda seconds: None)
         opened.extend([server, endpoint])
-        return EndpointAgent(endpoint, **options), server
+        return EndpointAgent(endpoint, concurrency=concurrency, options=EpisodeOptions(**options)), server
 
     yield make
     for one in reversed(opened):

@@ -51,10 +51,10 @@ class FakeRuntime:
         pass
 
 
-def environment(monkeypatch, stage, agent_turns=10**9):
+def environment(monkeypatch, runtime, agent_turns=10**9):
     env = ToolEnv("kiosk/order/000")
     env.task = dataclasses.replace(env.task, limits=Limits(10, agent_turns))
-    monkeypatch.setattr(env, "_new_runtime", lambda: stage)
+    monkeypatch.setattr(env.source, "start", lambda task, options, seed: runtime)
     env.reset(seed=0)
     return env
 
@@ -120,14 +120,14 @@ users = st.none() | st.lists(st.sampled_from(["Yes.", "Yes.", "Yes.", f"Thanks. 
 def test_an_episode_ends_when_and_as_the_contract_says(kiosk, replies, user_words, max_user, max_agent, can_end):
     replies = [*replies, *[Turn(f"That is all. {DONE_MARK}")] * 2]  # every conversation ends
     user = None if user_words is None else FakeUser(user_words)
-    stage = FakeRuntime(user, user_turns=max_user + can_end, user_may_end=can_end)
+    runtime = FakeRuntime(user, user_turns=max_user + can_end, user_may_end=can_end)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        env = environment(monkeypatch, stage, max_agent)
+        env = environment(monkeypatch, runtime, max_agent)
         for reply in replies:
             _, reward, terminated, truncated, info = env.step(reply)
             if terminated or truncated:
                 break
-    assert (info["finish_reason"], stage.executed) == reference(
+    assert (info["finish_reason"], runtime.executed) == reference(
         replies, user_words, max_user=max_user, max_agent=max_agent, can_end=can_end
     )
     assert reward == 1.0
@@ -146,19 +146,19 @@ def test_every_direct_response_of_parallel_calls_is_said_after_the_results(kiosk
 
 
 def test_a_call_that_ends_the_conversation_has_an_empty_result_and_nothing_is_executed(kiosk, monkeypatch):
-    stage = FakeRuntime(None)
-    env = environment(monkeypatch, stage)
+    runtime = FakeRuntime(None)
+    env = environment(monkeypatch, runtime)
     env.step(Turn("Stop now.", (ToolCall("", "look", {}), ToolCall("", "stop", {"reason": "x"}))))
     episode = env.episode(0)
     assert episode.finish_reason is FinishReason.END_TURN_TOOL
-    assert stage.executed == []
+    assert runtime.executed == []
     assert episode.transcript[3:] == (ToolResult("call_1", "stop", ""),)
 
 
 def test_calls_count_on_after_those_of_a_history(kiosk, monkeypatch):
     history = (Turn(calls=(ToolCall("call_0", "look", {}),)), ToolResult("call_0", "look", "seen"))
-    stage = FakeRuntime(None, opening=(Text("system", "Be good."), *history, Text("user", "Hello again")))
-    env = environment(monkeypatch, stage)
+    runtime = FakeRuntime(None, opening=(Text("system", "Be good."), *history, Text("user", "Hello again")))
+    env = environment(monkeypatch, runtime)
     assert env.transcript[1:3] == history
     env.step(Turn(calls=(ToolCall("", "look", {}),)))
     assert env.transcript[-1].call_id == "call_1"

@@ -19,6 +19,7 @@ from tbx_envs.evaluation.regrade import regrade
 from tbx_envs.evaluation.run import run
 from tbx_envs.evaluation.task_lists import find_task, select_tasks
 from tbx_envs.messages import BadCall, Text, ToolCall, ToolResult, Turn
+from tbx_envs.runtime import EpisodeOptions
 from tbx_envs.thinkingbox import dataset as datasets
 from tbx_envs.thinkingbox.runtime import close_shared
 from tbx_envs.vector import EpisodeSlots, ToolVectorEnv
@@ -70,7 +71,7 @@ class Says:
 def played(tmp_path_factory):
     """Folder and rows of an evaluation run of the oracle over all tasks, several at a time."""
     folder = tmp_path_factory.mktemp("oracle")
-    agent = OracleAgent(concurrency=3, judge="yes")
+    agent = OracleAgent(concurrency=3, options=EpisodeOptions(judge="yes"))
     rows = run(agent, select_tasks("bikeshop"), attempts=1, seed=0, rows_path=folder / "rows.jsonl", max_void_retries=1)
     return folder, rows
 
@@ -86,7 +87,7 @@ def test_the_expected_calls_pass_every_task_but_the_one_whose_server_dies(played
 
 def test_doing_nothing_passes_only_the_task_where_it_is_right(tmp_path):
     rows = run(
-        IdleAgent(concurrency=3, judge="yes"),
+        IdleAgent(concurrency=3, options=EpisodeOptions(judge="yes")),
         select_tasks("rentals_main.py:*"),
         attempts=1,
         seed=0,
@@ -253,7 +254,7 @@ def test_what_cannot_be_is_said_before_anything_starts():
         ToolEnv(END_RENTAL, start="forked")
     with pytest.raises(ActionError, match=r"give a datetime\.datetime"):
         ToolEnv(END_RENTAL, clock="2025-10-01")
-    with pytest.raises(ConfigError, match="no judge 'maybe'"):
+    with pytest.raises(ConfigError, match="unknown judge 'maybe'"):
         ToolEnv(END_RENTAL, judge="maybe").reset(seed=0)
 
 

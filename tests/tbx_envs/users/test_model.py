@@ -13,6 +13,7 @@ from tbx_envs.endpoints.costs import NOTHING_USED, TokenUsage
 from tbx_envs.episode import FinishReason
 from tbx_envs.errors import ConfigError, UserFault
 from tbx_envs.messages import DONE_MARK, Text, ToolCall, ToolResult, Turn
+from tbx_envs.runtime import EpisodeOptions
 from tbx_envs.testing.loopback_endpoint import Answers, LoopbackEndpoint, Says
 from tbx_envs.users.model import (
     CONVERSATION,
@@ -243,7 +244,9 @@ def test_a_model_plays_the_user_of_a_built_in_task_to_its_end(kiosk):
         (episode,) = play_turns(
             [Attempt(task.uid, 0, 0)],
             agent,
-            user=lambda task, domain, seed: ModelUser(endpoint, user_context_of(task), can_end=True),
+            options=EpisodeOptions(
+                user=lambda task, domain, seed: ModelUser(endpoint, user_context_of(task), can_end=True)
+            ),
         )
     assert episode.fault is None and episode.finish_reason == FinishReason.USER_DONE
     assert "1000" in server.asked[0].body["messages"][1]["content"]
@@ -258,13 +261,15 @@ def test_a_users_model_that_is_down_voids_the_episode_and_scores_nothing(kiosk):
         ChatEndpoint(EndpointConfig(server.base_url, "user", max_retries=0)) as endpoint,
     ):
         (episode,) = play_turns(
-            [Attempt("kiosk/order/000", 0, 0)], agent, user=lambda task, domain, seed: ModelUser(endpoint, "")
+            [Attempt("kiosk/order/000", 0, 0)],
+            agent,
+            options=EpisodeOptions(user=lambda task, domain, seed: ModelUser(endpoint, "")),
         )
     assert (episode.reward, episode.fault.kind) == (None, "user")
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_an_endpoint_that_refuses_everybody_ends_the_run_and_voids_no_episode(user_of, kiosk, concurrency):
+def test_an_endpoint_that_answers_no_request_ends_the_run_and_voids_no_episode(user_of, kiosk, concurrency):
     user, server = user_of(Answers(401, {"error": "no"}))
     started, ended = [], []
 
@@ -277,7 +282,9 @@ def test_an_endpoint_that_refuses_everybody_ends_the_run_and_voids_no_episode(us
         while True:
             yield Turn("Hello")
 
-    episodes = play_turns(attempts(), speaking, concurrency=concurrency, user=lambda task, domain, seed: user)
+    episodes = play_turns(
+        attempts(), speaking, concurrency=concurrency, options=EpisodeOptions(user=lambda task, domain, seed: user)
+    )
     with pytest.raises(ConfigError, match=r"the simulated user: POST .* answered 401 \(no\)"):
         ended.extend(episodes)
     assert not ended and len(started) < 10 and len(server.asked) < 10

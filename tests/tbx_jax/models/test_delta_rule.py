@@ -58,6 +58,7 @@ def test_the_memory_goes_from_call_to_call():
     np.testing.assert_allclose(memory, end, atol=2e-5)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("form", [chunked_jit, recurrent_jit], ids=["chunked", "recurrent"])
 def test_tokens_that_write_nothing_and_forget_nothing_leave_the_memory_bit_for_bit(form):
     query, key, value, log_decay, write, memory = random_inputs(2, 70)

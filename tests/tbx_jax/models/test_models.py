@@ -79,6 +79,7 @@ def test_recomputing_layers_changes_no_gradient():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), kept, recomputed)
 
 
+@pytest.mark.optimized
 def test_what_comes_later_changes_nothing_before_it():
     model, params = small_model()
     tokens = random_tokens(5, 1, 10)

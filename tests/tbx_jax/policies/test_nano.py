@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tbx_jax import models
 from tbx_jax.policies.weights import load_policy
@@ -12,6 +13,7 @@ LOGPS = [-4.9407, -7.2766, -8.777, -14.6055, -9.1648, -9.3678, -15.0462, -8.7116
 LOGITS = [-3.3478, -0.7944, -3.3302, -3.4261, 0.9491, -3.3547]
 
 
+@pytest.mark.optimized
 def test_nano_gives_the_numbers_of_the_published_figures():
     model, params, _ = load_policy("nano")
     tokens = ((jnp.arange(48, dtype=jnp.int32) * 37 + 11) % model.vocabulary)[None]

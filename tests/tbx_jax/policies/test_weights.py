@@ -83,7 +83,7 @@ def test_an_unknown_policy_is_named_with_what_there_is(tmp_path):
 
 
 def test_the_shipped_policy_is_found_by_name():
-    assert policy_folder("nano").name == "nano" and policy_folder("nano").parent.name == "tbx_jax"
+    assert policy_folder("nano").name == "nano" and policy_folder("nano").parent.name == "policies"
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])

@@ -325,6 +325,7 @@ def test_episodes_used_out_of_order_are_refused():
 # --- more episodes than slots -------------------------------------------------------------------------------
 
 
+@pytest.mark.optimized
 def test_episodes_that_take_turns_in_one_slot_write_what_each_would_write_alone_to_the_last_bit():
     one_slot = SAMPLING.model_copy(update={"slots": 1})
     crowded = Sampler(MODEL, END, one_slot, 0)

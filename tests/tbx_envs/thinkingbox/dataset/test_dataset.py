@@ -77,13 +77,13 @@ def test_of_two_files_with_one_name_the_one_that_the_name_leads_to_is_known(writ
     assert first.task("a_b.py:test_1").path == "test_case/a_b.py"
 
 
-def test_two_files_with_one_name_that_leads_to_neither_are_refused(written):
+def test_two_files_with_one_name_that_leads_to_neither_are_rejected(written):
     files = {"test_case/x/a.py": file_of("test_1"), "test_case/y/a.py": file_of("test_1")}
     with pytest.raises(DatasetProblems, match=r"test 'test_1' would be a\.py:test_1, as one in test_case/x/a\.py is"):
         Dataset(written(files)).refuse_unreadable()
 
 
-def test_tests_that_would_share_an_id_are_refused(written):
+def test_tests_that_would_share_an_id_are_rejected(written):
     text = "test_cases:\n- uid: a b\n- uid: a?b\n"
     with pytest.raises(
         DatasetProblems, match=r"a\.yaml:a b and a\.yaml:a\?b would have one id, ThinkingBox/a\.yaml\.a_b-v0"

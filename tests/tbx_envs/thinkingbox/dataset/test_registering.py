@@ -114,7 +114,7 @@ def test_a_test_list_registers_only_what_it_names(bikeshop):
         select_tasks("bikeshop_v1")
 
 
-def test_two_datasets_with_the_same_tests_are_refused_and_both_named(shop, written):
+def test_two_datasets_with_the_same_tests_are_rejected_and_both_named(shop, written):
     register_dataset(shop)
     other = written({"test_case/shop_a.py": (shop / "test_case/shop_a.py").read_text()}, root="second")
     with pytest.raises(
@@ -126,7 +126,7 @@ def test_two_datasets_with_the_same_tests_are_refused_and_both_named(shop, writt
     assert select_tasks("datasets") == ("shop_a.py:test_1", "shop_a.py:test_2", *third.uids())
 
 
-def test_two_datasets_of_one_name_are_refused(shop, written):
+def test_two_datasets_of_one_name_are_rejected(shop, written):
     register_dataset(shop, name="one")
     other = written({"test_case/other.py": "def t(x):\n    '!query: a'\n"}, root="second")
     with pytest.raises(DomainError, match=r"two datasets are called 'one'"):

@@ -233,7 +233,7 @@ def test_a_judge_that_fails_is_a_fault_and_never_a_no(worker, judge_saying):
     assert isinstance(caught.value.__cause__, EndpointError)
 
 
-def test_a_judge_that_answers_nobody_ends_the_run_whatever_the_test_makes_of_it(worker, judge_saying):
+def test_a_judge_that_answers_no_request_ends_the_run_even_if_the_test_catches_it(worker, judge_saying):
     code = code_of("try: judge.yesno('?')\nexcept Exception: pass")
     with pytest.raises(ConfigError, match="the judge: answered 401"):
         grade(worker, code, judge=judge_saying(EndpointRefused("answered 401")))
