@@ -70,7 +70,7 @@ class Session(Protocol):
 
 
 Open = Callable[[DatasetTask], Session]
-Play = Callable[[Sequence[DatasetTask]], None]  # graded episodes, all of which must pass
+Runner = Callable[[Sequence[DatasetTask]], None]  # graded episodes, all of which must pass
 
 
 # --- graded episodes ----------------------------------------------------------------------------------------
@@ -84,43 +84,43 @@ class Round:
     cpu_s: float
 
 
-def measure_rounds(plays: Mapping[str, Play], tasks: Sequence[DatasetTask], rounds: int) -> dict[str, list[Round]]:
+def measure_rounds(runners: Mapping[str, Runner], tasks: Sequence[DatasetTask], rounds: int) -> dict[str, list[Round]]:
     """The ways take turns, so that other work on the machine affects them all."""
-    for play in plays.values():  # imports are not part of the question
-        play(list({task.servers[0]: task for task in tasks}.values()))
-    measured: dict[str, list[Round]] = {way: [] for way in plays}
+    for runner in runners.values():  # imports are not measured
+        runner(list({task.servers[0]: task for task in tasks}.values()))
+    measured: dict[str, list[Round]] = {way: [] for way in runners}
     for _ in range(rounds):
-        for way, play in plays.items():
+        for way, runner in runners.items():
             began_cpu, began = cpu_seconds(), time.perf_counter()
-            play(tasks)
+            runner(tasks)
             wall_s = time.perf_counter() - began
             time.sleep(SETTLE_S)
             measured[way].append(Round(wall_s, cpu_seconds() - began_cpu))
     return measured
 
 
-def ours(start: Literal["fork", "spawn"], concurrency: int) -> Play:
+def ours(start: Literal["fork", "spawn"], concurrency: int) -> Runner:
     agent = OracleAgent(concurrency=concurrency, options=EpisodeOptions(judge="yes", start=start))
 
-    def play(tasks: Sequence[DatasetTask]) -> None:
+    def runner(tasks: Sequence[DatasetTask]) -> None:
         for episode in agent.run(Attempt(task.uid, 0, 0) for task in tasks):
             if not episode.passed:
                 why = episode.fault.message if episode.fault else "\n".join(episode.report.differences)
                 raise SystemExit(f"task {episode.uid}, {start}: its expected calls did not pass: {why}")
 
-    return play
+    return runner
 
 
-def originals(open_session: Open, python: str, concurrency: int) -> Play:
-    def play_one(task: DatasetTask) -> None:
+def originals(open_session: Open, python: str, concurrency: int) -> Runner:
+    def run_one(task: DatasetTask) -> None:
         if not graded_episode(open_session(task), task, python):
             raise SystemExit(f"task {task.uid}, original: its expected calls did not pass.")
 
-    def play(tasks: Sequence[DatasetTask]) -> None:
+    def runner(tasks: Sequence[DatasetTask]) -> None:
         with ThreadPoolExecutor(concurrency) as threads:
-            list(threads.map(play_one, tasks))
+            list(threads.map(run_one, tasks))
 
-    return play
+    return runner
 
 
 def figures(rounds: Mapping[str, Sequence[Round]], way: str, num_tasks: int) -> dict[str, object]:
@@ -264,12 +264,12 @@ def measure(dataset: Dataset, ways: Sequence[str], options: argparse.Namespace) 
     tasks = tasks_to_run(dataset, options.tasks_each)
     load_before = os.getloadavg()[0]
     with contextlib.ExitStack() as stack:
-        plays = {way: ours(way, options.concurrency) for way in WAYS[:2] if way in ways}
+        runners = {way: ours(way, options.concurrency) for way in WAYS[:2] if way in ways}
         if "original" in ways:
             opener = stack.enter_context(proxied(dataset, options.original_python))
-            plays["original"] = originals(opener, options.original_python, options.concurrency)
+            runners["original"] = originals(opener, options.original_python, options.concurrency)
         stack.callback(close_shared)
-        rounds = measure_rounds(plays, tasks, options.rounds)
+        rounds = measure_rounds(runners, tasks, options.rounds)
     surroundings = {
         "episodes": len(tasks) * options.rounds,
         "tasks": len(tasks),

@@ -1,4 +1,4 @@
-"""The original's session proxy, through its HTTP API, and its test worker: the peer of our server sessions."""
+"""The original's session proxy, through its HTTP API, and its test worker, to compare our server sessions with."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,13 +64,15 @@ def run(
         The rows of all attempts, including those kept, by task in the order of `uids` and by attempt.
 
     Raises:
-        ConfigError: the folder holds an evaluation run with another fingerprint, or a task is given twice.
+        ConfigError: the folder holds an evaluation run with another fingerprint, a task is given twice, or the agent
+            has no method `run`.
         PolicyFault: the agent as a whole failed, or yielded other episodes than asked for. Finished attempts stay in
         the
             file.
     """
     if len(set(uids)) < len(uids):
         raise ConfigError(f"{len(uids) - len(set(uids))} task(s) are given twice; give each once.")
+    make_attempts = _attempts_of(agent)
     policy = {"name": type(agent).__name__, **(policy or {})}
     fingerprint = run_fingerprint(policy, uids, attempts, seed)
     log = RunLog(Path(rows_path), fingerprint)
@@ -82,7 +85,7 @@ def run(
         final = round_number == max_void_retries
         made = [Attempt(uid, n, attempt_seed(seed, uid, n, retries[uid, n])) for uid, n in pending]
         pending = []
-        for episode in _played(agent, made):
+        for episode in _checked(make_attempts(made), made, agent):
             key = (episode.uid, episode.attempt)
             row = row_of(episode, policy["name"], retries[key], fingerprint["tasks"][episode.uid], voids[key])
             if row["passed"] is None and not final:
@@ -183,10 +186,29 @@ def row_of(episode: Episode, policy_name: str, retry: int, content_hash: str, vo
     }
 
 
-def _played(agent: Agent, attempts: Sequence[Attempt]) -> Iterator[Episode]:
+def _attempts_of(agent: Agent) -> Callable[[Sequence[Attempt]], Iterable[Episode]]:
+    """The agent's `run`; for an agent of tbx 0.1 its `play`, with a DeprecationWarning.
+
+    Raises:
+        ConfigError: the object has neither.
+    """
+    if isinstance(agent, Agent):
+        return agent.run
+    name, old_method = type(agent).__name__, getattr(agent, "play", None)
+    if old_method is None:
+        raise ConfigError(f"{name} is not an agent: it has no method run(attempts), which yields one episode for each.")
+    warnings.warn(
+        f"{name}.play(attempts) is now called run(attempts); the old name works until tbx 0.3.",
+        DeprecationWarning,
+        stacklevel=3,  # the caller of `run`
+    )
+    return old_method
+
+
+def _checked(episodes: Iterable[Episode], attempts: Sequence[Attempt], agent: Agent) -> Iterator[Episode]:
     """The agent's episodes, each checked to belong to an attempt that is still missing."""
     missing = {(attempt.uid, attempt.index): attempt.seed for attempt in attempts}
-    for episode in agent.run(attempts):
+    for episode in episodes:
         if missing.pop((episode.uid, episode.attempt), None) != episode.seed:
             raise PolicyFault(
                 f"{type(agent).__name__} yielded attempt {episode.attempt} at {episode.uid} with seed "

@@ -93,9 +93,7 @@ def test_tasks_held_out_for_evaluation_are_refused():
 
 
 def test_an_empty_pool_says_what_there_was():
-    with pytest.raises(
-        ConfigError, match=r"none of 5 tasks is in the bands medium; the tasks of each band are \{'too_hard': 5"
-    ):
+    with pytest.raises(ConfigError, match=r"none of 5 tasks is in the bands medium; .* are \{'too_hard': 5"):
         pool(passes=(0, 0, 0, 0, 0), bands=("medium",))
 
 
