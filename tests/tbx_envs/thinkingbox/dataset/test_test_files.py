@@ -248,10 +248,10 @@ def test_a_key_that_no_test_has_is_told_with_its_line(python_file):
         (
             "def test_a(x):\n    '!query: a'\n\ndef test_a(x):\n    '!query: b'\n",
             4,
-            "'test_a' is there already, at line 1",
+            "'test_a' exists already, at line 1",
         ),
-        ("def broken(:\n", 1, "this is no Python"),
-        ("x = '\0'\n", None, "this is no Python"),
+        ("def broken(:\n", 1, "this is not Python"),
+        ("x = '\0'\n", None, "this is not Python"),
     ],
 )
 def test_a_file_whose_tests_cannot_be_told_apart_is_rejected(python_file, text, line, said):
