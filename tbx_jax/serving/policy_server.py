@@ -15,7 +15,8 @@ _DESCRIPTION = """
 Serve a policy through OpenAI's chat completions: POST /v1/chat/completions, GET /v1/models, GET /health.
 
 The policy is `nano`, a policy's folder, or org/name of the Hugging Face Hub. Settings override those of
-`conf/sampling/serve.yaml`, for example slots=16 max_episode_tokens=2048. On loopback no token is needed; elsewhere give a variable or a file with one.
+`conf/sampling/serve.yaml`, for example slots=16 max_episode_tokens=2048. On loopback no token is needed; elsewhere
+give a variable or a file with one.
 """
 
 
