@@ -38,6 +38,7 @@ def hub_folder(policy: str) -> pathlib.Path:
     from huggingface_hub import constants, errors, snapshot_download
 
     named = _NAME.fullmatch(policy)
+    assert named is not None, f"{policy} is not a name of the Hub: ask is_hub_name first"
     repository, revision = named["repository"], named["revision"]
     try:
         folder = snapshot_download(repository, revision=revision, allow_patterns=_FILES, ignore_patterns=_OTHER_FILES)
