@@ -132,7 +132,7 @@ def test_two_datasets_of_one_name_are_rejected(shop, written):
     with pytest.raises(DomainError, match=r"two datasets have the name 'one'"):
         register_dataset(other, name="one")
     for reserved in ("all", "clinic", "datasets"):
-        with pytest.raises(DomainError, match=rf"cannot be called '{reserved}'"):
+        with pytest.raises(DomainError, match=rf"cannot be named '{reserved}'"):
             register_dataset(other, name=reserved)
 
 
