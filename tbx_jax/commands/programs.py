@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 TRAIN = HydraCommand("GRPO on a pool of tasks", "train", "tbx_jax.config:TrainConfig", "tbx_jax.train:run")
 SFT = HydraCommand(
-    "make the shipped policy: tokenizer, demonstrations, supervised fine-tuning",
+    "make the shipped policy: demonstrations, tokenizer, SFT",
     "sft",
     "tbx_jax.config:SftConfig",
     "tbx_jax.commands.sft:run",
 )
 DEMO = HydraCommand(
-    "evaluate, choose a pool, train, evaluate again", "demo", "tbx_jax.config:DemoConfig", "tbx_jax.commands.demo:run"
+    "evaluate, select a pool, train, evaluate again", "demo", "tbx_jax.config:DemoConfig", "tbx_jax.commands.demo:run"
 )
 EXPORT = Command("write a policy as a folder that other programs load", "tbx_jax.commands.export:main")
 SERVE_POLICY = Command("a policy as an OpenAI-compatible chat endpoint", "tbx_jax.serving.policy_server:main")
 
 
 class PolicyModels:
-    """Policies of this package by folder or name (`tbx_envs.commands.evaluate.PolicyModels`)."""
+    """The policies of this package, by folder or name (`tbx_envs.commands.evaluate.PolicyModels`)."""
 
     names = ("nano", "smollm2")
 

@@ -11,8 +11,8 @@ from tbx_envs.errors import ConfigError, ShapeError
 from tbx_jax import models
 from tbx_jax.config import MeshConfig
 from tbx_jax.mesh import build_mesh, shard_tree
-from tbx_jax.models import append_fresh, parameter_letters, unembed, with_cache
-from tbx_jax.models.cache import append, cache_letters, empty_cache
+from tbx_jax.models import append_fresh, parameter_axes, unembed, with_cache
+from tbx_jax.models.cache import append, cache_axes, empty_cache
 
 MODEL, PARAMS = small_model(**HYBRID)
 apply = jax.jit(models.apply, static_argnames=("model", "attend_length", "remat"))
@@ -132,10 +132,10 @@ def test_every_parameter_and_every_part_of_the_cache_names_its_axes():
     jax.tree.map(
         lambda leaf, letters: np.testing.assert_equal(leaf.shape, tuple(sizes[letter] for letter in letters.split())),
         params,
-        parameter_letters(model),
+        parameter_axes(model),
     )
     cache = empty_cache(model.config, 3, 9)
-    for leaf, letters in zip(jax.tree.leaves(cache), jax.tree.leaves(cache_letters(model.config)), strict=True):
+    for leaf, letters in zip(jax.tree.leaves(cache), jax.tree.leaves(cache_axes(model.config)), strict=True):
         # `m` is the reach of token shift in one array and that of the convolution in another.
         shape = tuple(sizes.get(letter) for letter in letters.split())
         assert all(size in (None, given) for size, given in zip(shape, leaf.shape, strict=True))
@@ -144,7 +144,7 @@ def test_every_parameter_and_every_part_of_the_cache_names_its_axes():
 def test_eight_devices_give_what_one_gives(whole):
     rules = {"d": "fsdp", "f": "tensor", "n": "tensor", "k": "tensor"}
     mesh = build_mesh(MeshConfig(axes={"fsdp": 4, "tensor": 2}, rules=rules))
-    sharded = shard_tree(PARAMS, parameter_letters(MODEL), mesh, rules)
+    sharded = shard_tree(PARAMS, parameter_axes(MODEL), mesh, rules)
     assert sharded["layers"]["delta"]["gate"].addressable_shards[0].data.shape == (2, 2, 2, 6)
     assert_close(apply(MODEL, sharded, shard_tree(TOKENS, "b t", mesh, {}))[0], whole)
 
