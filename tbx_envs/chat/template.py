@@ -245,7 +245,7 @@ class ChatTemplate:
         if not prompt.startswith(base):
             raise ConfigError(
                 f"the chat template ends a conversation with {_tail(base)!r}, and with {_tail(prompt)!r} when the "
-                f"policy is to go on. {WHAT_TO_DO}"
+                f"policy is to continue. {WHAT_TO_DO}"
             )
         return base, prompt
 

@@ -1,4 +1,4 @@
-"""Where a model is served and how it is asked: the one record of it, in configurations and in Python."""
+"""The record of a served model and the settings of requests to it, in configurations and in Python."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EndpointConfig:
         prices: prices of tokens; None when unknown.
     """
 
-    # A configuration with a key that is not here is refused.
+    # Unknown keys of a configuration are errors.
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     base_url: str

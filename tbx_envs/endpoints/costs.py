@@ -135,7 +135,7 @@ def run_costs(
     """
     unknown = [role for role in prices if role not in ROLES]
     if unknown:
-        raise ConfigError(f"prices for {unknown[0]!r}, which is no role of an evaluation run: {', '.join(ROLES)}.")
+        raise ConfigError(f"{unknown[0]!r} is not a role in an evaluation run. Roles: {', '.join(ROLES)}.")
     rows = list(rows)
     roles = {role: _role_costs(rows, role, of_role) for role, of_role in prices.items()}
     of_roles = [role["cost"] for role in roles.values()]

@@ -241,7 +241,7 @@ def opinion_of(said: str) -> Opinion:
     if isinstance(answer, bool):
         answer = "yes" if answer else "no"
     if not isinstance(answer, str) or not answer.strip():
-        raise ValueError("its 'answer' is no yes or no")
+        raise ValueError("its 'answer' is neither yes nor no")
     return Opinion(is_yes(answer), str(record.get("motivation") or ""))
 
 

@@ -149,7 +149,7 @@ class _Grading:
                 if "begun" in ending:
                     return reader
             self._hang_up()
-        how = ending.get("ended", "the worker is gone")
+        how = ending.get("ended", "the worker has ended")
         raise self._void(f"did not begin ({how})", ending.get("last_words", ""))
 
     def _hang_up(self) -> None:
@@ -172,7 +172,7 @@ class _Grading:
                 case _ if result is not None:
                     return result
                 case _:
-                    how = message.get("ended", "it sent what is no message")
+                    how = message.get("ended", "it sent an invalid message")
                     hint = ": out of processor time" if how == "SIGXCPU" else ""
                     raise self._void(f"ended its process ({how}{hint})", message.get("last_words", ""))
 
@@ -186,7 +186,7 @@ class _Grading:
             try:
                 message = reader.read(_LOOK_AGAIN_S if self._clock.is_stopped else left_s)
             except (EOFError, ValueError):
-                return {"ended": "the check worker is gone"}
+                return {"ended": "the check worker has ended"}
             if message is not None:
                 return message
 

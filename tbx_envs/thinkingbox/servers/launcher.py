@@ -43,8 +43,8 @@ class ClockSetting:
     """The clock of a session's processes.
 
     Attributes:
-        moment_ns: nanoseconds since 1970 (UTC).
-        runs: whether it goes on from there.
+        moment_ns: moment that it shows, in nanoseconds since 1970 (UTC).
+        runs: whether it runs from that moment; otherwise it stands still.
     """
 
     moment_ns: int

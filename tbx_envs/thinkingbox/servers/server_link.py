@@ -120,7 +120,7 @@ class ServerLink:
             await asyncio.wait([process.ended], timeout=_GRACE_S)
         self.discard()
         if self._owner is not None:
-            _, late = await asyncio.wait([self._owner], timeout=_GRACE_S)  # a remote server is told that we leave
+            _, late = await asyncio.wait([self._owner], timeout=_GRACE_S)  # with a goodbye to a remote server
             for owner in late:
                 owner.cancel()
                 await asyncio.wait([owner], timeout=_GRACE_S)

@@ -200,7 +200,7 @@ def test_a_template_without_an_end_of_turn_token_is_rejected():
 
 def test_a_template_that_closes_a_conversation_that_is_not_to_go_on_is_rejected():
     closes = CHAT_TEMPLATE + "{%- if not add_generation_prompt -%}<|im_end|>{%- endif -%}"
-    with pytest.raises(ConfigError, match="when the policy is to go on"):
+    with pytest.raises(ConfigError, match="when the policy is to continue"):
         ChatTemplate(byte_tokenizer(closes))
 
 

@@ -132,7 +132,7 @@ def test_two_datasets_of_one_name_are_rejected(shop, written):
     with pytest.raises(DomainError, match=r"two datasets have the name 'one'"):
         register_dataset(other, name="one")
     for reserved in ("all", "clinic", "datasets"):
-        with pytest.raises(DomainError, match=rf"cannot be called '{reserved}'"):
+        with pytest.raises(DomainError, match=rf"cannot be named '{reserved}'"):
             register_dataset(other, name=reserved)
 
 
@@ -147,7 +147,7 @@ def test_without_any_dataset_it_is_told_how_to_get_one():
         find_task("a.py:test")
     with pytest.raises(ConfigError, match=r"no dataset is registered"):
         select_tasks("datasets")
-    with pytest.raises(ConfigError, match=r"no task matches 'a\.py:\*'. There are 0\."):
+    with pytest.raises(ConfigError, match=r"no task matches 'a\.py:\*'. 0 tasks are known\."):
         select_tasks("a.py:*")
 
 

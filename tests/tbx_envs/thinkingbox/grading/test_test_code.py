@@ -439,7 +439,7 @@ def test_a_worker_that_dies_in_a_grade_is_a_fault_and_takes_its_child_with_it(wo
 
     def run():
         code = code_of("import os, time\njudge.yesno(str(os.getpid()))\ntime.sleep(60)")
-        with pytest.raises(CheckFault, match=r"ended its process .the check worker is gone"):
+        with pytest.raises(CheckFault, match=r"ended its process .the check worker has ended"):
             grade(worker, code, judge=Telling())
 
     with ThreadPoolExecutor(1) as threads:
