@@ -67,8 +67,7 @@ def run(
         ConfigError: the folder holds an evaluation run with another fingerprint, a task is given twice, or the agent
             has no method `run`.
         PolicyFault: the agent as a whole failed, or yielded other episodes than asked for. Finished attempts stay in
-        the
-            file.
+            the file.
     """
     if len(set(uids)) < len(uids):
         raise ConfigError(f"{len(uids) - len(set(uids))} task(s) are given twice; give each once.")
