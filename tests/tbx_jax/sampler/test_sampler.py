@@ -221,7 +221,7 @@ def num_compiled():
 
 
 def test_nothing_is_compiled_again_after_the_first_round():
-    """Prompts of all lengths, more of them than slots, admitted and parked in another order."""
+    """Prompts of all lengths, more of them than slots, admitted and swapped_out in another order."""
     play(Sampler(MODEL, END, SAMPLING, 0), PARAMS, range(40), in_flight=10)
     compiled = num_compiled()
     moved = jax.tree.map(lambda leaf: leaf + 0.0, PARAMS)
@@ -340,15 +340,15 @@ def test_an_idle_episode_is_parked_only_when_another_needs_its_slot_and_the_idle
     begin = lambda *numbers: [table.begin(number, prompt(2), (number,)) for number in numbers]  # noqa: E731
     extend = lambda *numbers: [table.extend(number, [1], (number, 1)) for number in numbers]  # noqa: E731
     ended = lambda: [turn.episode for turn in table.advance(PARAMS)]  # noqa: E731
-    parked = lambda: [number for number, episode in table._episodes.items() if episode.swapped]  # noqa: E731
+    swapped_out = lambda: [number for number, episode in table._episodes.items() if episode.swapped]  # noqa: E731
     begin(0, 1, 2, 3, 4, 5)
-    assert (ended(), parked()) == ([0, 1, 2, 3, 4, 5], [])
+    assert (ended(), swapped_out()) == ([0, 1, 2, 3, 4, 5], [])
     begin(6)
-    assert (ended(), parked()) == ([6], [0])
+    assert (ended(), swapped_out()) == ([6], [0])
     extend(5, 4, 3, 2, 1, 0)
-    assert (ended(), parked(), table.num_swapped_out) == ([0, 1, 2, 3, 4, 5], [6], 1)
+    assert (ended(), swapped_out(), table.num_swapped_out) == ([0, 1, 2, 3, 4, 5], [6], 1)
     begin(7), extend(6)
-    assert (ended(), parked()) == ([6, 7], [0, 1])
+    assert (ended(), swapped_out()) == ([6, 7], [0, 1])
     for number in range(8):
         table.free(number)
     assert table.num_swapped_out == 0 and table._slots == [None] * SAMPLING.slots
