@@ -1,4 +1,5 @@
-# make demo | test | parity | lint: each makes its environment first, with the newest Python of 3.11 to 3.13 that actually runs.
+# make demo | test | parity | lint | docs | dist: each makes its environment first, with the newest Python of 3.11 to 3.13
+# that actually runs.
 # PYTHON=/path/to/python overrides the choice.
 
 SUITABLE := import sys, venv, ensurepip, sqlite3; raise SystemExit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -13,7 +14,7 @@ WORKERS ?= 2
 # How XLA compiles in the tests: quick is with few optimizations, full as users have it (twice the time).
 XLA ?= quick
 
-.PHONY: demo test parity lint clean
+.PHONY: demo test parity lint docs dist clean
 
 demo: .venv/installed-demo
 	$(BIN)/tbx demo seed=$(SEED)
@@ -37,6 +38,14 @@ lint: .venv/installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
+# mkdocs-material announces its successor at each start; nothing is loaded from another host.
+docs: .venv/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The wheel, used in bare environments outside of this folder; minutes.
+dist: .venv/installed-build
+	$(BIN)/python tests/dist/check_dist.py
+
 .venv/installed-%: setup.cfg pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	$(if $(filter dev,$*),$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps '$(TEMPLATES)')
@@ -49,4 +58,4 @@ lint: .venv/installed-dev
 	$(PYTHON) -m venv .venv
 
 clean:
-	rm -rf .venv .venv-parity build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-parity build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

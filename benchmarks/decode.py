@@ -1,26 +1,27 @@
-"""How many tokens does the sampler write in a second, and what does it gain by what?
+"""How many tokens does the sampler decode in a second, and how much does each of its features gain?
 
-Episodes of several turns: a prompt, then turns of the policy and answers that are appended, so that the context
-grows. All slots work on episodes until as many are done as were asked for. Parameters are random; a share of the
-vocabulary ends a turn, which sets the mean length of turns. Prints one JSON line per case:
+Episodes of several turns: a prompt, then turns of the policy and answers that are appended, so that the context grows.
+All cache slots work on episodes until the number asked for is done. Parameters are random; a share of the vocabulary
+ends
+a turn, which sets the mean length of turns. Prints one JSON line per case:
 
-    no_reuse a comparison: `reuse`, the cache of an episode outlives its turns; against every turn starting with an
-             empty cache and computing the episode so far again. Of the shapes `nano` and `smollm2`, with prompts and
+    no_reuse a comparison: the cache of an episode is kept between its turns, against every turn starting with an empty
+             cache and prefilling the episode so far again. Of the shapes `nano` and `smollm2`, with prompts and
              answers as in the shipped policy's episodes (`short`), with a few tool descriptions (`tools`), with those
              of a real benchmark (`long`)
-    generate a comparison: the sampler; against `transformers.generate` in torch with the same weights, a fixed batch
-             of as many episodes as slots, its cache within a turn, the context prefilled anew for each turn, and as
-             many threads as serve it best (one, or one a core). Of the shape `nano`, here without token shift, which
-             transformers does not know, and of SmolLM2-135M (`smollm2`)
+    generate a comparison: the sampler, against `transformers.generate` in torch with the same weights, a fixed batch
+             of as many episodes as slots, a cache within a turn, the context prefilled again for each turn, and the
+             number of threads that is fastest for it (one, or one per core). Of the shape `nano`, here without token
+             shift, which transformers does not know, and of SmolLM2-135M (`smollm2`)
     write    decode steps alone: all slots in the middle of a turn, context of the given length; of any of the shapes,
-             `qwen3_0_6b` (bfloat16, meant for a GPU) among them. `read_gb_per_s` counts what no step can do without,
-             the parameters once and each row's keys and values; `bandwidth_share` is over `--peak-gb-per-s`, or
-             over what a sum of a large array reads here
+             `qwen3_0_6b` (bfloat16, meant for a GPU) among them. `read_gb_per_s` counts what every step must read, the
+             parameters once and each row's keys and values; `bandwidth_share` is relative to `--peak-gb-per-s`, or to
+             the bandwidth of a sum of a large array here
 
-    tokens_per_s      tokens written (sampled) by wall time, median of the repeats; everything ran once before, so
-                      that compilation is excluded, and every call waits for its tokens
+    tokens_per_s      sampled tokens by wall time, median of the repeats; everything ran once before, so that
+                      compilation is excluded, and every call waits for its tokens
     tokens_per_cpu_s  the same by processor time of the process (others may share the machine)
-    ratio, cpu_ratio  of the sampler over the other side, median over the repeats, in which the two alternate
+    ratio, cpu_ratio  the sampler's rate over the other side's, median over the repeats, in which the two alternate
 
     python -m benchmarks.decode [--cases no_reuse generate write] [--models nano smollm2] [--slots 16 64] [--turns 6]
     python -m benchmarks.decode --cases write --models qwen3_0_6b --slots 64 --contexts 256 1024 [--peak-gb-per-s 4800]
@@ -61,11 +62,12 @@ MODELS = ("nano", "smollm2", "qwen3_0_6b")
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
-    """Of what is given in an episode, in tokens.
+    """Lengths of the given texts of an episode, in tokens.
 
     Attributes:
-        prompt, answer: the first thing given, and those after each turn.
-        episodes: that a comparison runs.
+        prompt: length of the prompt.
+        answer: length of the text after each turn.
+        episodes: number of episodes that a comparison runs.
     """
 
     prompt: int
@@ -79,12 +81,12 @@ LENGTHS = {"short": Lengths(60, 20, 128), "tools": Lengths(300, 36, 64), "long":
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A model of random parameters.
+    """A model with random parameters.
 
     Attributes:
-        config: its sizes.
-        vocabulary: number of its tokens.
-        episodes: that a comparison with transformers runs.
+        config: sizes.
+        vocabulary: number of tokens.
+        episodes: number of episodes that a comparison with transformers runs.
     """
 
     config: ModelConfig
@@ -102,8 +104,9 @@ class Figures:
     """What a run took.
 
     Attributes:
-        tokens: sampled.
-        seconds, cpu_seconds: of the whole run.
+        tokens: number of sampled tokens.
+        seconds: wall time.
+        cpu_seconds: processor time.
     """
 
     tokens: int
@@ -125,9 +128,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--slots", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["nano", "smollm2"])
-    parser.add_argument("--contexts", type=int, nargs="+", default=[64, 256], help="of `write`, in tokens")
-    parser.add_argument("--peak-gb-per-s", type=float, help="of the device's memory, for `write`")
-    parser.add_argument("--peer-threads", type=int, help="of torch; without it the best number is found out")
+    parser.add_argument(
+        "--contexts", type=int, nargs="+", default=[64, 256], help="context lengths of `write`, in tokens"
+    )
+    parser.add_argument("--peak-gb-per-s", type=float, help="peak bandwidth of the device's memory, for `write`")
+    parser.add_argument("--peer-threads", type=int, help="threads of torch; by default the fastest number")
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args(arguments)
@@ -200,17 +205,17 @@ def measure_writes(options: argparse.Namespace) -> None:
 
 
 def bytes_of_step(shape: Shape, slots: int, context: int) -> int:
-    """That a decode step cannot do without reading: the parameters, and each row's keys and values."""
+    """Bytes that a decode step must read: the parameters, and each row's keys and values."""
     model, params = shape.model
     parameters = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     if not model.config.tie_embeddings:
-        parameters -= params["embedding"].nbytes  # a row for each token
+        parameters -= params["embedding"].nbytes  # only one row per token is read
     position = 2 * model.config.attention_layers * model.config.num_kv_heads * model.config.head_width
     return parameters + slots * context * position * jnp.dtype(model.config.dtype).itemsize
 
 
 def read_gb_per_s() -> float:
-    """What a sum of a large array reads, best of five."""
+    """Bandwidth of a sum of a large array, best of five."""
     array = jnp.ones(2**28 if jax.default_backend() == "cpu" else 2**31, jnp.float32)
     total = jax.jit(jnp.sum)
     seconds = [timed(lambda: int(jax.block_until_ready(total(array)) > 0)).seconds for _ in range(6)][1:]
@@ -218,7 +223,7 @@ def read_gb_per_s() -> float:
 
 
 def best_threads(peer: GeneratePeer, texts: np.ndarray, lengths: Lengths) -> int:
-    """With how many threads the peer is fastest: on a busy machine, or for a small model, often with one."""
+    """The number of threads with which the peer is fastest: often one, on a busy machine or for a small model."""
     speed = {}
     for threads in sorted({1, num_cores()}):
         peer.threads = threads
@@ -226,7 +231,7 @@ def best_threads(peer: GeneratePeer, texts: np.ndarray, lengths: Lengths) -> int
     return max(speed, key=speed.__getitem__)
 
 
-# --- what is run --------------------------------------------------------------------------------------------
+# --- measured runs ------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -266,7 +271,7 @@ def shapes() -> dict[str, Shape]:
 
 
 def shape_of(model: str) -> Shape:
-    """The shape of that name; nano as it is shipped."""
+    """The shape of that name; `nano` as it is shipped, with token shift."""
     return shapes()["nano_shift" if model == "nano" else model]
 
 
@@ -280,7 +285,7 @@ def sampling_for(slots: int, max_episode_tokens: int) -> SamplingConfig:
 
 
 def longest(lengths: Lengths, turns: int) -> int:
-    """Tokens that an episode of these lengths has room for: turns are rarely more than twice the mean, together."""
+    """Token limit of an episode of these lengths; all turns together are rarely more than twice their mean length."""
     return lengths.prompt + turns * (lengths.answer + 3 * MEAN_TURN_TOKENS)
 
 
@@ -289,14 +294,14 @@ def end_ids(vocabulary: int) -> frozenset[int]:
 
 
 def given_texts(shape: Shape, lengths: Lengths, episodes: int, turns: int) -> np.ndarray:
-    """For each episode the tokens that are given, prompt first; none of them ends a turn."""
+    """The given tokens of each episode, prompt first; none of them ends a turn."""
     num = lengths.prompt + (turns - 1) * lengths.answer
     least = len(end_ids(shape.vocabulary))
     return np.random.default_rng(0).integers(least, shape.vocabulary, (episodes, num))
 
 
 def run_episodes(shape: Shape, slots: int, lengths: Lengths, episodes: int, turns: int, *, reuse: bool) -> Figures:
-    """Runs episodes through all slots; the same ones each time, whatever is kept of the cache."""
+    """Run episodes through all cache slots, the same ones with and without reuse of the cache."""
     model, params = shape.model
     sampling = sampling_for(slots, longest(lengths, turns))
     sampler = Sampler(model, end_ids(shape.vocabulary), sampling, seed=0)
@@ -336,7 +341,7 @@ def run_episodes(shape: Shape, slots: int, lengths: Lengths, episodes: int, turn
 
 
 def run_writes(shape: Shape, slots: int, context: int, repeats: int) -> list[Figures]:
-    """Decode steps with every slot writing: as many dispatches as a turn has room for."""
+    """Decode steps with all cache slots active: as many dispatches as fit into a turn."""
     model, params = shape.model
     sampling = sampling_for(slots, max(640, context + 128))
     sampler = Sampler(model, frozenset({0}), sampling, seed=0)
@@ -347,7 +352,7 @@ def run_writes(shape: Shape, slots: int, context: int, repeats: int) -> list[Fig
         for slot in range(slots):
             sampler.free(slot)
             sampler.begin(slot, prompt, (slot,), temperature=0.0)
-        sampler.advance(params)  # prefill and one dispatch: not part of the question
+        sampler.advance(params)  # prefill and one dispatch, which are not measured
 
         def write_on() -> int:
             for _ in range(dispatches):
@@ -362,7 +367,7 @@ def run_writes(shape: Shape, slots: int, context: int, repeats: int) -> list[Fig
 
 
 def timed(run: Callable[[], int]) -> Figures:
-    """Runs what returns a number of tokens."""
+    """Measure a function that returns a number of tokens."""
     began, began_cpu = time.perf_counter(), time.process_time()
     tokens = run()
     return Figures(tokens, time.perf_counter() - began, time.process_time() - began_cpu)
@@ -371,7 +376,7 @@ def timed(run: Callable[[], int]) -> Figures:
 def alternated(
     repeats: int, first: Callable[[], Figures], second: Callable[[], Figures]
 ) -> tuple[list[Figures], list[Figures]]:
-    """Both in turns, so that they meet the same neighbours on the machine; the first round warms up."""
+    """Run both in turns, so that other work on the machine affects both; the first round is a warm-up."""
     rounds = [(first(), second()) for _ in range(1 + repeats)][1:]
     return [one for one, _ in rounds], [other for _, other in rounds]
 

@@ -1,7 +1,8 @@
 """How many graded built-in episodes does one core run in a second?
 
-One episode of an environment that `gymnasium.make` gave: reset, five tool calls (the task's expected ones, so that
-most write), the message that ends it, the check, close. The agent costs nothing. Prints one JSON line:
+One episode of an environment made by `gymnasium.make`: reset, five tool calls (the task's expected ones, so that most
+of
+them write), the message that ends it, the check, close. The agent costs nothing. Prints one JSON line:
 
     episodes_per_s            by the wall clock, best of the repeats (others may share the machine)
     episodes_per_cpu_s        by processor time of the process, best of the repeats
@@ -45,7 +46,9 @@ def run_episode(env: ToolEnv) -> None:
     reward = env.step("It is done. <DONE>")[1]
     env.close()
     if reward != 1.0:
-        raise SystemExit(f"task {env.task.uid}: the expected calls got reward {reward}; this measures something else.")
+        raise SystemExit(
+            f"task {env.task.uid}: the expected calls got reward {reward}, so this would measure something else."
+        )
 
 
 def measure(num_episodes: int, repeats: int) -> dict[str, object]:
@@ -61,7 +64,7 @@ def measure(num_episodes: int, repeats: int) -> dict[str, object]:
         for number in order:
             run_episode(tbx_envs.make(tasks[number].uid))
 
-    for env in envs:  # templates, imports and compiled statements are not part of the question
+    for env in envs:  # templates, imports and compiled statements are not measured
         run_episode(env)
     wall_s, cpu_s = zip(*(_seconds(kept) for _ in range(repeats)), strict=True)
     with_make_s, _ = zip(*(_seconds(made) for _ in range(repeats)), strict=True)

@@ -1,4 +1,4 @@
-"""How many graded episodes of a ThinkingBox dataset do two cores play in a minute, by each way to run its servers?
+"""How many graded episodes of a ThinkingBox dataset do two cores run in a minute, by each way to run its servers?
 
 One episode is the oracle's: a session with the task's configuration, all of its expected calls, the effects, the task's
 own test on them, the end. Every episode must pass. Tasks whose test asks a judge are left out. Prints one JSON line for
@@ -7,13 +7,14 @@ each way:
     fork        ToolEnv; the server is imported once and forked for each session, tests run in the warm worker
     spawn       the same, but the server is started anew for each session
     original    the dataset's own session proxy through its HTTP API, and for each episode a fresh process of its own
-                test worker, as it does it; its agent costs nothing here (needs an interpreter that has it)
+                test worker, as the original does it; its agent costs nothing here (needs an interpreter that has it)
 
-    episodes_per_minute       by the wall clock, with `concurrency` episodes at a time; one warm-up episode of each
-                              server comes before. `by_round`: of each round; the ways take turns
-    ratio                     episodes a minute against the original's of the same run
-    cpu_s, cpu_ratio          processor seconds of one episode, all processes together, and the original's against it:
-                              what other work on the machine hardly moves
+    episodes_per_minute       by the wall clock, with `concurrency` episodes at a time, after one warm-up episode of
+    each
+                              server. `by_round`: of each round; the ways take turns
+    ratio                     episodes per minute, relative to the original's in the same run
+    cpu_s, cpu_ratio          processor seconds of one episode, all processes together, and the original's relative to
+                              them, which other work on the machine hardly changes
     session_mb                memory that one more live session takes: proportional set size of all processes, with 8
                               live sessions of one server against none
 
@@ -69,7 +70,7 @@ class Session(Protocol):
 
 
 Open = Callable[[DatasetTask], Session]
-Play = Callable[[Sequence[DatasetTask]], None]  # graded episodes, all of which must pass
+Runner = Callable[[Sequence[DatasetTask]], None]  # graded episodes, all of which must pass
 
 
 # --- graded episodes ----------------------------------------------------------------------------------------
@@ -77,49 +78,49 @@ Play = Callable[[Sequence[DatasetTask]], None]  # graded episodes, all of which 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Round:
-    """All tasks played once by one way."""
+    """All tasks run once in one way."""
 
     wall_s: float
     cpu_s: float
 
 
-def measure_rounds(plays: Mapping[str, Play], tasks: Sequence[DatasetTask], rounds: int) -> dict[str, list[Round]]:
-    """The ways take turns, so that other work on the machine meets them all."""
-    for play in plays.values():  # imports are not part of the question
-        play(list({task.servers[0]: task for task in tasks}.values()))
-    measured: dict[str, list[Round]] = {way: [] for way in plays}
+def measure_rounds(runners: Mapping[str, Runner], tasks: Sequence[DatasetTask], rounds: int) -> dict[str, list[Round]]:
+    """The ways take turns, so that other work on the machine affects them all."""
+    for runner in runners.values():  # imports are not measured
+        runner(list({task.servers[0]: task for task in tasks}.values()))
+    measured: dict[str, list[Round]] = {way: [] for way in runners}
     for _ in range(rounds):
-        for way, play in plays.items():
+        for way, runner in runners.items():
             began_cpu, began = cpu_seconds(), time.perf_counter()
-            play(tasks)
+            runner(tasks)
             wall_s = time.perf_counter() - began
             time.sleep(SETTLE_S)
             measured[way].append(Round(wall_s, cpu_seconds() - began_cpu))
     return measured
 
 
-def ours(start: Literal["fork", "spawn"], concurrency: int) -> Play:
+def ours(start: Literal["fork", "spawn"], concurrency: int) -> Runner:
     agent = OracleAgent(concurrency=concurrency, options=EpisodeOptions(judge="yes", start=start))
 
-    def play(tasks: Sequence[DatasetTask]) -> None:
+    def runner(tasks: Sequence[DatasetTask]) -> None:
         for episode in agent.run(Attempt(task.uid, 0, 0) for task in tasks):
             if not episode.passed:
                 why = episode.fault.message if episode.fault else "\n".join(episode.report.differences)
                 raise SystemExit(f"task {episode.uid}, {start}: its expected calls did not pass: {why}")
 
-    return play
+    return runner
 
 
-def originals(open_session: Open, python: str, concurrency: int) -> Play:
-    def play_one(task: DatasetTask) -> None:
+def originals(open_session: Open, python: str, concurrency: int) -> Runner:
+    def run_one(task: DatasetTask) -> None:
         if not graded_episode(open_session(task), task, python):
             raise SystemExit(f"task {task.uid}, original: its expected calls did not pass.")
 
-    def play(tasks: Sequence[DatasetTask]) -> None:
+    def runner(tasks: Sequence[DatasetTask]) -> None:
         with ThreadPoolExecutor(concurrency) as threads:
-            list(threads.map(play_one, tasks))
+            list(threads.map(run_one, tasks))
 
-    return play
+    return runner
 
 
 def figures(rounds: Mapping[str, Sequence[Round]], way: str, num_tasks: int) -> dict[str, object]:
@@ -137,7 +138,7 @@ def figures(rounds: Mapping[str, Sequence[Round]], way: str, num_tasks: int) -> 
     return {
         "episodes_per_minute": round(per_minute(mine), 1),
         "by_round": [round(per_minute([each]), 1) for each in mine],
-        "passed": num_tasks * len(mine),  # nothing else comes this far
+        "passed": num_tasks * len(mine),  # `ours` and `originals` stop at the first that does not pass
         "cpu_s": round(cpu_s(mine), 3),
         **compared,
     }
@@ -148,7 +149,7 @@ def figures(rounds: Mapping[str, Sequence[Round]], way: str, num_tasks: int) -> 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Seconds:
-    """Of one session, by part; `call` is the mean of its calls."""
+    """Seconds of one session, by part; `call` is the mean of its calls."""
 
     open: float
     call: float
@@ -193,11 +194,11 @@ def pooled(dataset: Dataset, start: Any, python: str) -> Iterator[Open]:
         yield lambda task: pool.open(task.init, servers=task.servers)
 
 
-# --- what processes take ------------------------------------------------------------------------------------
+# --- resources of processes ---------------------------------------------------------------------------------
 
 
 def session_bytes(open_session: Open, task: DatasetTask) -> float:
-    """What one more live session takes, in this process and all that it has started."""
+    """Memory of one more live session, in this process and all its descendants."""
     open_session(task).close()
     time.sleep(SETTLE_S)
     idle = proportional_bytes(family())
@@ -236,7 +237,7 @@ def proportional_bytes(pids: set[int]) -> int:
 
 
 def cpu_seconds() -> float:
-    """Processor time of this process and its descendants so far, those included that have ended and were waited for."""
+    """Processor time so far of this process and its descendants, including those that have ended and were awaited."""
     total = 0
     for pid in family():
         with contextlib.suppress(OSError):
@@ -248,7 +249,7 @@ def cpu_seconds() -> float:
 
 
 def tasks_to_run(dataset: Dataset, tasks_each: int) -> list[DatasetTask]:
-    """The first tasks of each server that ask no judge, the servers taking turns."""
+    """The first tasks of each server whose tests ask no judge, interleaved by server."""
     by_server: dict[str, list[DatasetTask]] = {}
     for uid in dataset.list_uids(RELEASE):
         task = dataset.task(uid)
@@ -263,12 +264,12 @@ def measure(dataset: Dataset, ways: Sequence[str], options: argparse.Namespace) 
     tasks = tasks_to_run(dataset, options.tasks_each)
     load_before = os.getloadavg()[0]
     with contextlib.ExitStack() as stack:
-        plays = {way: ours(way, options.concurrency) for way in WAYS[:2] if way in ways}
+        runners = {way: ours(way, options.concurrency) for way in WAYS[:2] if way in ways}
         if "original" in ways:
             opener = stack.enter_context(proxied(dataset, options.original_python))
-            plays["original"] = originals(opener, options.original_python, options.concurrency)
+            runners["original"] = originals(opener, options.original_python, options.concurrency)
         stack.callback(close_shared)
-        rounds = measure_rounds(plays, tasks, options.rounds)
+        rounds = measure_rounds(runners, tasks, options.rounds)
     surroundings = {
         "episodes": len(tasks) * options.rounds,
         "tasks": len(tasks),
@@ -294,9 +295,9 @@ def measure(dataset: Dataset, ways: Sequence[str], options: argparse.Namespace) 
 def main(arguments: Sequence[str] | None = None) -> None:
     original = os.environ.get("TBX_ORIGINAL_PYTHON")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks-each", type=int, default=4, help="of each server")
+    parser.add_argument("--tasks-each", type=int, default=4, help="number of tasks of each server")
     parser.add_argument("--concurrency", type=int, default=4, help="episodes at a time")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each way plays all tasks")
+    parser.add_argument("--rounds", type=int, default=3, help="number of times that each way runs all tasks")
     parser.add_argument("--servers-python", default=os.environ.get("TBX_SERVERS_PYTHON"))
     parser.add_argument("--original-python", default=original, help="an interpreter that has the original")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))

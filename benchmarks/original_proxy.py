@@ -1,4 +1,4 @@
-"""The peer of our server sessions: the original's session proxy through its HTTP API, and its own worker for tests."""
+"""The original's session proxy, through its HTTP API, and its test worker, to compare our server sessions with."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tbx_envs.thinkingbox.dataset.dataset import Dataset
 from tbx_envs.thinkingbox.dataset.records import DatasetTask
 from tbx_envs.thinkingbox.grading.evidence import evidence_of
 
-START_S = 60.0  # for the proxy to come up
-# The worker wants a judge's configuration; tasks that would ask it are not among those that are run.
+START_S = 60.0  # time limit for the proxy to start
+# The worker requires a judge's configuration; tasks that would ask the judge are not run.
 NO_JUDGE = {"type": "aoai", "deployment": "none", "endpoint_url": "http://127.0.0.1:9"}
 
 
@@ -51,7 +51,7 @@ class ProxySession:
 
 @contextlib.contextmanager
 def proxied(dataset: Dataset, python: str) -> Iterator[Callable[[DatasetTask], ProxySession]]:
-    """What opens sessions of a proxy on a free port, which ends with the block."""
+    """A function that opens sessions of a proxy on a free port; the proxy ends with the block."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -76,7 +76,7 @@ def proxied(dataset: Dataset, python: str) -> Iterator[Callable[[DatasetTask], P
 
 
 def graded_episode(session: ProxySession, task: DatasetTask, python: str) -> bool:
-    """The expected calls, the effects, the original's verdict, the end of the session: in the original's order."""
+    """The expected calls, the effects, the original's verdict, the end of the session, in the original's order."""
     messages: list[Any] = [Text("system", text) for text in (task.system_instructions, task.bot_instructions) if text]
     messages += [*task.history, Text("user", task.query)]
     opening = len(messages)
@@ -122,7 +122,7 @@ def worker_passes(task: DatasetTask, evidence: Mapping[str, Any], python: str) -
 
 
 def versions_of(python: str, *packages: str) -> dict[str, str]:
-    """Of packages of another interpreter."""
+    """Versions of packages of another interpreter."""
     code = "import importlib.metadata as m, json, sys; print(json.dumps({p: m.version(p) for p in sys.argv[1:]}))"
     done = subprocess.run([python, "-c", code, *packages], capture_output=True, text=True)
     if done.returncode:
@@ -149,4 +149,4 @@ def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
                 connection.close()
                 return
         time.sleep(0.2)
-    raise SystemExit(f"the original's proxy did not come up on port {port} within {START_S:g} s.")
+    raise SystemExit(f"the original's proxy did not start on port {port} within {START_S:g} s.")

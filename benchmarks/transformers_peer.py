@@ -1,4 +1,4 @@
-"""The peer of the sampler: `transformers.generate` in torch, with our weights, as its users write a loop of turns."""
+"""What the sampler is compared with: `transformers.generate` in torch, with our weights, in a loop of turns."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from tbx_jax.policies.weights import model_tensors
 
 
 class GeneratePeer:
-    """A batch of conversations in lockstep: padded on the left, a call of `generate` for each turn.
+    """A batch of conversations in lockstep: padded on the left, one call of `generate` for each turn.
 
     Args:
-        model, params: ours, of a published type.
+        model: our model, of a published type.
+        params: its parameters.
         end_ids: tokens that end a turn.
-        max_turn_tokens: a longer turn is cut off, and ends its conversation.
+        max_turn_tokens: token limit of a turn; a longer one is cut off and ends its conversation.
     """
 
     def __init__(self, model: Model, params: Params, end_ids: frozenset[int], max_turn_tokens: int) -> None:
@@ -54,7 +55,7 @@ class GeneratePeer:
         self._torch.set_num_threads(number)
 
     def run(self, texts: np.ndarray, prompt_tokens: int, answer_tokens: int, batch: int) -> int:
-        """All conversations, `batch` at a time; the number of tokens written."""
+        """Run all conversations, `batch` at a time; returns the number of sampled tokens."""
         written = 0
         for start in range(0, len(texts), batch):
             group = texts[start : start + batch]
@@ -66,7 +67,7 @@ class GeneratePeer:
                 going_on = [place for place, turn in enumerate(turns) if left[place] and turn[-1] in set(self._ends)]
                 talks = [talks[place] + turns[place] + left[place][:answer_tokens] for place in going_on]
                 left = [left[place][answer_tokens:] for place in going_on]
-            # The last turn of a conversation is written when nothing is left to be given.
+            # A conversation ends with the turn after its last given text.
         return written
 
     def _turns(self, talks: list[list[int]]) -> list[list[int]]:

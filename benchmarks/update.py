@@ -1,12 +1,12 @@
 """How many tokens does the learner train on in a second?
 
-A batch of made-up sequences, as long as the clinic's episodes and a third of them written by the policy, in the
+A batch of random sequences, as long as the clinic's episodes and a third of them sampled by the policy, in the
 micro-batches and buckets that `tbx train` uses. The policy has the shape of `conf/model/<model>.yaml` and random
 parameters. Prints one JSON line per case, from most convenient to barest:
 
     policy      a GRPO update: gradients of all micro-batches, clipping, AdamW
-    supervised  the same with the loss of the warm start
-    forward     log-probabilities of the same micro-batches: what no update can do without
+    supervised  the same with the SFT loss
+    forward     log-probabilities of the same micro-batches, which every update needs
 
     tokens_per_s  tokens of the sequences by wall time, padding not counted, best of the repeats; compilation is
                   excluded by running each case once before
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def supervised() -> None:
         nonlocal state
-        state, _ = learner.supervised_update(state, batch)
+        state, _ = learner.sft_update(state, batch)
 
     def forward() -> None:
         for micro_batch in batch.micro_batches:

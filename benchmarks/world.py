@@ -1,7 +1,7 @@
-"""What does a fresh world cost, and comparing one? Prints one JSON line for each step, in microseconds.
+"""What does it cost to make a fresh world, and to compare one? Prints one JSON line for each step, in microseconds.
 
 template     tables, rows and the replay of the expected calls; once per task
-restore      a world from the pool becomes a copy of the template
+restore      copying the template into a world of the pool
 first_rows   reading all rows right after a restore (SQLite parses the schema anew)
 rows         reading all rows again
 differences  comparing equal rows
@@ -56,7 +56,7 @@ def _nothing() -> None:
 
 
 def _median_us(before: Callable[[], object], step: Callable[[], object], times: int) -> float:
-    """Median processor time of `step`, `before` not counted."""
+    """Median processor time of `step`, without `before`."""
     seconds = []
     for _ in range(times):
         before()

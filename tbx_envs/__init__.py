@@ -1,8 +1,9 @@
 """ThinkingBox tasks as Gymnasium environments.
 
-Importing this registers one id per frozen task, and one per task of the datasets that `TBX_DATASETS` names, and does
-nothing else: no task is built, and the database, the tool protocol and anything of a model are imported when an
-environment is first made. The names below are the public interface; each is imported when it is first used.
+Importing the package registers one Gymnasium id per frozen task, and one per task of the datasets that `TBX_DATASETS`
+names, and does nothing else: no task is built, and the database, the tool protocol and libraries of models are imported
+when an environment is first made. The names in `__all__` are the public interface; each is imported when it is first
+used.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from tbx_envs import renamed
-from tbx_envs.registration import make, register_built_in
+from tbx_envs.registration import register_built_in
 from tbx_envs.version import __version__
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tbx_envs.domains import Domain, load_domain, register_domain
     from tbx_envs.endpoints.client import ChatEndpoint
     from tbx_envs.endpoints.config import EndpointConfig
-    from tbx_envs.env import ToolEnv
+    from tbx_envs.env import ToolEnv, make
     from tbx_envs.episode import Episode
     from tbx_envs.errors import ConfigError, DomainError, EnvironmentFault, TbxError
     from tbx_envs.evaluation.run import run, summarize
@@ -79,7 +80,7 @@ _MODULES = {
     "tbx_envs.domains": ("Domain", "load_domain", "register_domain"),
     "tbx_envs.endpoints.client": ("ChatEndpoint",),
     "tbx_envs.endpoints.config": ("EndpointConfig",),
-    "tbx_envs.env": ("ToolEnv",),
+    "tbx_envs.env": ("ToolEnv", "make"),
     "tbx_envs.episode": ("Episode",),
     "tbx_envs.errors": ("ConfigError", "DomainError", "EnvironmentFault", "TbxError"),
     "tbx_envs.evaluation.run": ("run", "summarize"),

@@ -1,16 +1,15 @@
-"""ToolEnv: a task as a Gymnasium environment, and the only `reset` and `step` there are.
+"""ToolEnv: a task as a Gymnasium environment. Episodes of all kinds of tasks go through its `reset` and `step`.
 
     env = gymnasium.make("ThinkingBox/clinic.cancel_visit.000-v0")
-    observation, info = env.reset(seed=0)          # the user's first message; policy and tools are in info
+    observation, info = env.reset(seed=0)          # the user's first message; rules and tools are in info
     while not (terminated or truncated):
         observation, reward, terminated, truncated, info = env.step(text)
 
-A step takes what the policy wrote. Calls are run, and their results observed; a message goes to the user,
-whose answer is observed; a message that ends with `<DONE>` ends the episode. At every end the check compares
-the world with the expected one: reward 1.0 or 0.0, and 0.0 before.
+A step takes one turn of the agent. Calls are executed and their results are the observation; a message goes to the user
+and the answer is the observation; a message that ends with `<DONE>` ends the episode. At every end the check compares
+the final state with the expected one: reward 1.0 or 0.0, and 0.0 before the end.
 
-When something of ours breaks, `reset` or `step` raises `EnvironmentFault` and the episode is void: it has no
-reward.
+After an infrastructure error `reset` or `step` raises `EnvironmentFault` and the episode is void: it has no reward.
 """
 
 from __future__ import annotations
@@ -19,9 +18,10 @@ import copy
 import json
 import time
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import registry
 
 from tbx_envs.chat.interpretation import interpret, schemas_of
 from tbx_envs.episode import TERMINATED, CheckReport, Episode, Fault, FinishReason
@@ -29,10 +29,12 @@ from tbx_envs.errors import (
     ActionError,
     CheckFault,
     ConfigError,
+    DomainError,
     EnvironmentFault,
     TbxError,
     ToolFault,
     UserFault,
+    did_you_mean,
 )
 from tbx_envs.messages import (
     DONE_MARK,
@@ -45,8 +47,9 @@ from tbx_envs.messages import (
     Turn,
     to_chat,
 )
+from tbx_envs.registration import NAMESPACE, env_id, uid_of
 from tbx_envs.rendering import transcript_text
-from tbx_envs.runtime import EpisodeOptions
+from tbx_envs.runtime import EpisodeOptions, Runtime
 from tbx_envs.sources import source_of
 from tbx_envs.spaces import AnyText
 from tbx_envs.task import AnyTask
@@ -64,8 +67,8 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
     Args:
         uid: task id.
         render_mode: None, `ansi` (`render()` returns the transcript) or `human` (messages are printed as they
-            come).
-        options: how episodes are set up; None is the defaults.
+            arrive).
+        options: options of every episode; None is the defaults.
         given: single options by name, which replace those of `options`: `chat_format`, `user`, `judge`, ...
 
     Raises:
@@ -74,7 +77,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         ActionError: no such option.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "human"], "render_fps": 1}
+    metadata: dict[str, Any] = {"render_modes": ["ansi", "human"], "render_fps": 1}  # noqa: RUF012 (as in Gymnasium)
 
     def __init__(
         self, uid: str, *, render_mode: str | None = None, options: EpisodeOptions | None = None, **given: Any
@@ -82,20 +85,21 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ActionError(f"render_mode {render_mode!r} is not known; use None, 'ansi' or 'human'.")
         self._options = (options or EpisodeOptions()).changed(given)
-        interpret("", self._options.chat_format)  # an unknown format fails here, not in the first step
+        interpret("", self._options.chat_format)  # an unknown format fails here, not at the first step
         self.source = source_of(uid)
         self.task = self.source.task(uid)
         self.render_mode = render_mode
         self.observation_space = AnyText()
         self.action_space = AnyText()
         self._messages: list[Message] = []
-        self._runtime: Stage | None = None
-        self._schemas: Mapping[str, Any] | None = None  # of the tools' arguments, once they are needed
-        self._tools: list[dict[str, Any]] | None = None  # once an episode has started
+        self._runtime: Runtime | None = None
+        self._schemas: Mapping[str, Mapping[str, Any]] | None = None  # tool -> schema of its arguments, once needed
+        self._tools: list[dict[str, Any]] | None = None  # of the last episode, where the source does not know them
+        self._source_knows_tools = self.source.tools(self.task) is not None
         self._clear()
 
     def _clear(self) -> None:
-        """Forget the last episode; its runtime must have been left."""
+        """Forget the last episode. Its runtime must have been closed or discarded before."""
         self._messages = []
         self._seed = -1
         self._running = False
@@ -105,7 +109,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         self._evidence: Mapping[str, Any] | None = None
         self._seconds = 0.0
         self._num_calls = 0
-        self._num_actions = 0  # as `Limits.agent_turns` counts
+        self._num_actions = 0  # counted as `Limits.agent_turns` counts
         self._usage = {
             "agent_turns": 0,
             "user_turns": 0,
@@ -114,16 +118,16 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             "invalid_calls": 0,
         }
 
-    # --- what can be seen of an episode ---------------------------------------------------------------------
+    # --- the state of an episode, read only -----------------------------------------------------------------
 
     @property
     def transcript(self) -> Transcript:
-        """Everything said so far, the rules first."""
+        """All messages so far, the rules first."""
         return tuple(self._messages)
 
     @property
     def waits(self) -> bool:
-        """True when a step mostly waits for other processes, so that many are best taken at the same time."""
+        """True when a step mostly waits for other processes, so that several episodes are best stepped concurrently."""
         return self.source.waits
 
     @property
@@ -133,26 +137,25 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         Raises:
             ActionError: a dataset's task before its first `reset`: only its servers know their tools.
         """
-        known = self.source.tools(self.task)
-        if known is not None:
+        if self._source_knows_tools and (known := self.source.tools(self.task)) is not None:
             return known
         if self._tools is None:
             raise ActionError(f"tools of {self.task.uid}: its servers have not been started yet; call reset() first.")
         return copy.deepcopy(self._tools)
 
     def abandoned(self, attempt: int, fault: EnvironmentFault) -> Episode:
-        """The record of an episode that runs and is given up because its policy failed: void, and over."""
+        """End a running episode because its agent failed; returns its record, which is void."""
         self._void(fault, time.perf_counter())
         return self.episode(attempt)
 
     def episode(self, attempt: int) -> Episode:
-        """The record of the episode that has ended, void when a fault ended it.
+        """The record of the episode that has ended; void when a fault ended it.
 
         Raises:
-            ActionError: there is none yet, or it still runs.
+            ActionError: no episode has been started, or it is still running.
         """
         if self._running or (self._finish_reason is None and self._fault is None):
-            state = "still runs" if self._running else "has not begun"
+            state = "is still running" if self._running else "has not started"
             raise ActionError(f"episode() of {self.task.uid}: the episode {state}; step until it ends.")
         return Episode(
             uid=self.task.uid,
@@ -171,22 +174,22 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
     # --- reset and step -------------------------------------------------------------------------------------
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Begin a new episode, whatever became of the last one.
+        """Start a new episode; one in progress is discarded.
 
         Args:
-            seed: of everything random in the episode (the user's wording); drawn from `np_random` when None.
-            options: none are known.
+            seed: seed of everything random in the episode (the user's wording); None draws one from `np_random`.
+            options: ignored; Gymnasium's signature has it.
 
         Returns:
             The user's first message; `info` with `uid`, `messages` (the system's and the user's, as chat
             dictionaries), `tools` and `finish_reason` (None).
 
         Raises:
-            EnvironmentFault: something of ours broke; the episode is void.
+            EnvironmentFault: infrastructure error; the episode is void.
         """
         began = time.perf_counter()
         super().reset(seed=seed)
-        self._leave_runtime()
+        self._close_runtime()
         self._clear()
         self._seed = int(self.np_random.integers(2**63 - 1)) if seed is None else int(seed)
         try:
@@ -195,29 +198,34 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             self._void(fault, began)
             raise
         self._running = True
-        self._tools, self._schemas = self._runtime.tools, None
+        tools = self._runtime.tools
+        if not self._source_knows_tools:
+            self._tools, self._schemas = copy.deepcopy(tools), None
         self._num_calls = sum(len(said.calls) for said in self._runtime.opening if isinstance(said, Turn))
         self._say(*self._runtime.opening)
         info = {
             "uid": self.task.uid,
             "messages": to_chat(self._messages),
-            "tools": self._runtime.tools,
+            "tools": tools,
             "finish_reason": None,
         }
         self._seconds += time.perf_counter() - began
         return self._runtime.opening[-1].text, info
 
     def step(self, action: str | Turn) -> Step:
-        """Take what the policy wrote: raw text in the environment's chat format, or a turn read already.
+        """Take one turn of the agent.
+
+        Args:
+            action: raw text in the environment's chat format, or a parsed turn.
 
         Returns:
             The text of the new messages; the reward (0.0 before the end); `terminated` (the task's own end)
-            and `truncated` (a limit); `info` with `uid`, `messages` (the new ones, without the policy's own),
+            and `truncated` (a limit); `info` with `uid`, `messages` (the new ones, without the agent's own),
             `finish_reason` (None before the end) and, at the end, `check`.
 
         Raises:
-            ActionError: no episode runs, or the action is neither text nor a turn.
-            EnvironmentFault: something of ours broke; the episode is void.
+            ActionError: no episode is running, or the action is neither text nor a turn.
+            EnvironmentFault: infrastructure error; the episode is void.
         """
         began = time.perf_counter()
         turn = self._turn(action)
@@ -249,12 +257,12 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         )
 
     def _turn(self, action: str | Turn) -> Turn:
-        """The action as a turn whose calls carry the environment's own ids."""
+        """The action as a turn in which the environment has numbered the calls."""
         if not self._running:
             if self._fault is not None:
                 state = f"is void ({self._fault.message})"
             else:
-                state = f"has ended ({self._finish_reason})" if self._finish_reason else "has not begun"
+                state = f"has ended ({self._finish_reason})" if self._finish_reason else "has not started"
             raise ActionError(f"step() of {self.task.uid}: the episode {state}; call reset() first.")
         if isinstance(action, str):
             if self._schemas is None:
@@ -270,7 +278,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         return turn
 
     def _answer(self, turn: Turn) -> FinishReason | None:
-        """Say what answers the turn; the reason when the episode ends with it."""
+        """Append what answers the turn; returns the reason when the episode ends with it."""
         limit = self.task.limits.agent_turns
         if limit == 0:
             return FinishReason.AGENT_LIMIT
@@ -281,7 +289,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         self._num_actions += bool(turn.text)
         if self._calls_that_end(turn):
             return FinishReason.END_TURN_TOOL
-        if turn.calls and self._num_actions < limit:  # else the words were the last that is allowed
+        if turn.calls and self._num_actions < limit:  # otherwise the words were the last action allowed
             self._num_actions += 1
             self._answer_calls(turn)
         if self._num_actions >= limit:
@@ -298,7 +306,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         return bool(ending)
 
     def _answer_calls(self, turn: Turn) -> None:
-        """Make the calls, in order, then say what their results tell the user."""
+        """Execute the calls in order, then append the direct responses of their tools."""
         direct = []
         for call in turn.calls:
             result, words = self._call(call)
@@ -309,7 +317,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             self._say(*direct)
 
     def _call(self, call: ToolCall | BadCall) -> tuple[ToolResult, str | None]:
-        """The result of a call, and what the user is told of it at once."""
+        """The result of a call, and the tool's direct response to the user if it has one."""
         assert self._runtime is not None
         self._usage["tool_calls"] += 1
         if isinstance(call, BadCall):
@@ -319,7 +327,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             answer = self._runtime.call(call.name, call.arguments)
         except TbxError:
             raise
-        except Exception as error:  # the episode boundary: a session that crashes voids the episode
+        except Exception as error:  # the episode boundary: any other error of a session voids the episode
             raise ToolFault(_unexpected(self.task, f"the call of {call.name}", error)) from error
         if answer.status != "ok":
             self._usage[_COUNTED_AS[answer.status]] += 1
@@ -335,9 +343,9 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         self._usage["user_turns"] += 1
         try:
             text = user.answer(self.transcript)
-        except (UserFault, ConfigError):  # a wrong key or address is no fault of one episode
+        except (UserFault, ConfigError):  # a wrong key or address concerns the whole run, not one episode
             raise
-        except Exception as error:  # the episode boundary: whatever a user raises voids the episode
+        except Exception as error:  # the episode boundary: any other error of a user voids the episode
             raise UserFault(_unexpected(self.task, "the simulated user", error)) from error
         if not isinstance(text, str):
             raise UserFault(f"task {self.task.uid}: the simulated user answered with {text!r}; it must be text.")
@@ -353,10 +361,10 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             self._report = self._runtime.check(self.transcript, self._evidence)
         except (EnvironmentFault, ConfigError):
             raise
-        except Exception as error:  # the episode boundary: a check that crashes says neither yes nor no
+        except Exception as error:  # the episode boundary: a check that crashes has no verdict
             raise CheckFault(_unexpected(self.task, "the check", error)) from error
         self._running = False
-        self._leave_runtime()
+        self._close_runtime()
 
     # --- around an episode ----------------------------------------------------------------------------------
 
@@ -366,7 +374,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             print(transcript_text(messages))
 
     def _void(self, fault: EnvironmentFault, began: float) -> None:
-        """The episode is void: no reward, and its runtime, in an unknown state, is never used again."""
+        """Void the episode: it has no reward, and its runtime, whose state is unknown, is discarded."""
         self._running = False
         self._report = None
         self._fault = Fault(fault.kind, str(fault))
@@ -376,25 +384,46 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             self._runtime.discard(fault.kind)
             self._runtime = None
 
-    def _leave_runtime(self) -> None:
+    def _close_runtime(self) -> None:
         if self._runtime is not None:
             self._usage |= self._runtime.usage
             self._runtime.close()
             self._runtime = None
 
     def render(self) -> str | None:
-        """The transcript for `ansi`; None otherwise, since `human` prints as it goes."""
+        """The transcript for `ansi`; None otherwise: `human` prints each message when it is said."""
         return transcript_text(self._messages) if self.render_mode == "ansi" else None
 
     def close(self) -> None:
-        """Give everything back; a second call does nothing. `reset` may still be called afterwards."""
+        """Release everything; a second call does nothing. `reset` may still be called afterwards."""
         if self._running:
             self._clear()
-        self._leave_runtime()
+        self._close_runtime()
+
+
+def make(id_or_uid: str, **options: Any) -> ToolEnv:
+    """`gymnasium.make` for a uid or an id; the error for an unknown one names the nearest.
+
+    Args:
+        id_or_uid: Gymnasium id or uid of a task.
+        options: arguments of `ToolEnv`.
+
+    Raises:
+        DomainError: no such task is registered.
+    """
+    name = env_id(uid_of(id_or_uid))
+    if name not in registry:
+        known = [other for other in registry if other.startswith(f"{NAMESPACE}/")]
+        raise DomainError(
+            f"unknown task '{id_or_uid}'.{did_you_mean(name, known)} {len(known)} tasks are registered; "
+            f"`tbx tasks` lists them."
+        )
+    env: Any = gymnasium.make(name, **options)
+    return env
 
 
 def _with_ids(turn: Turn, first: int) -> Turn:
-    """A turn that came already read, its calls numbered by the environment and sure to have a JSON form."""
+    """A turn that was given parsed: its calls numbered anew, and those without a JSON form as `BadCall`."""
     calls: list[ToolCall | BadCall] = []
     for number, call in enumerate(turn.calls, start=first):
         call_id = f"call_{number}"
@@ -420,4 +449,4 @@ def _report_dict(report: CheckReport) -> dict[str, Any]:
 
 
 def _unexpected(task: AnyTask, what: str, error: Exception) -> str:
-    return f"task {task.uid}: {what} raised {type(error).__name__}: {error}. The episode is void; fix it."
+    return f"task {task.uid}: {what} raised {type(error).__name__}: {error}. The episode is void; fix the cause."

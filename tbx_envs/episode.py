@@ -1,4 +1,4 @@
-"""Episode: the record of one attempt at a task, complete enough to look at and to grade again."""
+"""The record of one attempt at a task, complete enough to inspect and to grade again."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ class FinishReason(enum.StrEnum):
     DONE = "done"  # the agent's message ended with <DONE>
     USER_DONE = "user_done"  # the user ended the conversation
     USER_LIMIT = "user_limit"  # the user has answered as often as the task allows
-    AGENT_LIMIT = "agent_limit"  # the policy has written as many turns as the task allows
+    AGENT_LIMIT = "agent_limit"  # the agent has acted as often as the task allows
     TRUNCATED = "truncated"  # a turn was cut off by a token limit
     END_TURN_TOOL = "end_turn_tool"  # the agent called a tool that ends the conversation
-    NO_USER = "no_user_llm"  # the agent spoke to a user that there is not
+    NO_USER = "no_user_llm"  # the agent spoke to the user, and the episode has none
 
 
-# Ends that the task itself knows (`terminated`); the others are bounds put on it (`truncated`).
+# The task's own ends (`terminated`); the others are limits (`truncated`).
 TERMINATED = frozenset({FinishReason.DONE, FinishReason.USER_DONE, FinishReason.END_TURN_TOOL})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What the check saw.
+    """The verdict of a check and its reasons.
 
     Attributes:
-        passed: the verdict.
+        passed: verdict.
         check: name of the check (`state`, `test_code`).
-        differences: readable lines, one per row that is not as expected, or what an assertion said; empty when
-            passed.
-        score: the reward where a check grades more finely than yes or no, in [0, 1]; None: 1.0 or 0.0 by `passed`.
-        notes: what else is worth keeping, for people: prints of the test, a judge's motivations.
+        differences: readable lines, one per row that is not as expected, or the message of a failed assertion; empty
+            when passed.
+        score: reward in [0, 1] of a check that grades more finely than yes or no; None: 1.0 or 0.0 by `passed`.
+        notes: further lines for people: prints of the test, a judge's motivations.
     """
 
     passed: bool
@@ -52,11 +52,11 @@ class CheckReport:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fault:
-    """Something of ours broke.
+    """The infrastructure error that voided an episode, as data (`tbx_envs.errors.EnvironmentFault`).
 
     Attributes:
         kind: `kind` of the `EnvironmentFault` (`tool`, `user`, `check`, `policy`, `environment`).
-        message: its text.
+        message: text of the error.
     """
 
     kind: str
@@ -65,21 +65,21 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Episode:
-    """One attempt at a task. Either `report` and `reward` are there, or `fault` is: then the episode is void.
+    """One attempt at a task. It has either `report` and `reward`, or a `fault`, and then it is void.
 
     Attributes:
-        uid: of the task.
+        uid: task id.
         attempt: number of the attempt at this task, from 0.
-        seed: given to `reset`.
-        transcript: everything said.
-        finish_reason: None for an episode that a fault cut short; one whose check failed has its reason.
-        report: the check's report, None for a void episode.
-        reward: 1.0 or 0.0 (or a check's finer score), None for a void episode.
-        fault: None, or what broke.
+        seed: seed given to `reset`.
+        transcript: all messages.
+        finish_reason: reason of the end; None when a fault ended the episode before it had one.
+        report: report of the check; None for a void episode.
+        reward: 1.0 or 0.0 (or a check's finer score); None for a void episode.
+        fault: infrastructure error that voided the episode; None for a clean one.
         seconds: wall time by part: `environment` (tools, user and check), `policy` where known.
         usage: counts such as `agent_turns`, `tool_calls`, `sampled_tokens`, `given_tokens` where known.
-        evidence: what the check was given beyond the transcript (JSON), so that the episode can be graded again;
-            None where the check needs a live world.
+        evidence: input of the check beyond the transcript (JSON), so that the episode can be graded again; None where
+            the check reads a live database.
     """
 
     uid: str

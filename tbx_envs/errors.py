@@ -1,22 +1,25 @@
-"""What tbx raises.
+"""The exceptions of tbx.
 
     TbxError
-      ConfigError        a run cannot start as configured
-      DomainError        a domain, its tasks or its expected calls are wrong: our fault
+      ConfigError        a program cannot start as configured
+      DomainError        a domain, its tasks or its expected calls are wrong
       ActionError        the caller misused an environment (a step after the end, a step before reset)
-      EnvironmentFault   something of ours broke while an episode ran: the episode is void, never scored
-        ToolFault          a tool raised what it does not document, or did not answer in time
+      EnvironmentFault   infrastructure error during an episode: the episode is void, never scored
+        ToolFault          a tool raised an undocumented exception, or did not answer in time
         UserFault          the simulated user could not answer
         CheckFault         the check itself crashed
-        PolicyFault        the policy model's server or sampler failed
-      EndpointError      a model server did not answer; whoever asked says whose fault that is
-        EndpointRefused    it will answer nothing until its settings are changed: key, address or model
-        ContextExceeded    what was asked does not fit into the model's context
+        PolicyFault        the agent could not act: its model's server or sampler failed
+      EndpointError      a model server gave no usable answer; the caller turns it into a fault of its own
+        EndpointRefused    it will answer no request until its settings are changed: key, address or model
+        ContextExceeded    the conversation does not fit into the model's context
       CheckpointError    weights or state on disk do not fit the model
-      ShapeError         arrays that cannot go together
+      ShapeError         arrays whose shapes do not fit together
 
-A *refusal* is not in this tree on purpose: a tool that says no (`tbx_envs.tools.tool.ToolRejection`) answers the
-model. A message says what was asked, what is there, and what to do.
+Three words, used in this sense throughout. A *fault* is an infrastructure error: it says nothing about the agent. An
+episode that a fault ended is *void*: it has no reward, and no measure counts it. A *rejected call* is neither: a tool
+that says no (`tbx_envs.tools.tool.ToolRejection`) answers the model, and the episode continues.
+
+A message says what was asked, what is there, and what to do.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ class TbxError(Exception):
 
 
 class ConfigError(TbxError):
-    """A run cannot start as configured."""
+    """A program cannot start as configured."""
 
 
 class DomainError(TbxError):
@@ -42,13 +45,13 @@ class ActionError(TbxError):
 
 
 class EnvironmentFault(TbxError):
-    """Something of ours broke while an episode ran; the episode is void and must never be scored."""
+    """Infrastructure error during an episode; the episode is void and must never be scored."""
 
     kind = "environment"
 
 
 class ToolFault(EnvironmentFault):
-    """A tool raised what it does not document, or did not answer within its time limit."""
+    """A tool raised an undocumented exception, or did not answer within its time limit."""
 
     kind = "tool"
 
@@ -60,27 +63,27 @@ class UserFault(EnvironmentFault):
 
 
 class CheckFault(EnvironmentFault):
-    """The check crashed before it could say yes or no."""
+    """The check crashed before it reached a verdict."""
 
     kind = "check"
 
 
 class PolicyFault(EnvironmentFault):
-    """The policy could not produce an action (a dead model server, a broken sampler)."""
+    """The agent could not produce an action (a dead model server, a broken sampler)."""
 
     kind = "policy"
 
 
 class EndpointError(TbxError):
-    """A model server did not give a usable answer. Agents, users and judges turn it into the fault of theirs."""
+    """A model server gave no usable answer. Agents, users and judges turn it into their own kind of fault."""
 
 
 class EndpointRefused(EndpointError):
-    """A model server that will answer nothing until its settings are changed: the key, the address, the model."""
+    """A model server will answer no request until its settings are changed: the key, the address, the model."""
 
 
 class ContextExceeded(EndpointError):
-    """The conversation does not fit into the context of a model server's model."""
+    """The conversation does not fit into the context of the model that is served."""
 
 
 class CheckpointError(TbxError):
@@ -88,7 +91,7 @@ class CheckpointError(TbxError):
 
 
 class ShapeError(TbxError):
-    """Arrays that cannot go together."""
+    """Arrays whose shapes do not fit together."""
 
 
 def did_you_mean(asked: str, known: Iterable[str], *, limit: int = 3) -> str:

@@ -1,7 +1,7 @@
-"""What is said in an episode: frozen records, in the order they were said.
+"""The messages of an episode: frozen records, in the order they were said.
 
-A transcript is a tuple of three kinds: `Text` (system or user), `Turn` (everything the policy wrote in one go)
-and `ToolResult`. A `Turn` is also the parsed form of an action: interpreting the policy's raw text yields one
+A transcript is a tuple of three kinds: `Text` (of the system or the user), `Turn` (everything the agent wrote at once)
+and `ToolResult`. A `Turn` is also the parsed form of an action: interpreting the agent's raw text yields one
 (`tbx_envs.chat`), and `ToolEnv.step` accepts one directly.
 """
 
@@ -17,11 +17,12 @@ DONE_MARK = "<DONE>"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Text:
-    """Words that the policy did not write: of the system, of the user, or said in the agent's name.
+    """Text that the agent did not write in this episode.
 
     Attributes:
-        role: `assistant` for the direct response of a tool, which the user is told without the policy's doing, and
-            for what an agent said in a history.
+        role: `system`, `user`, or `assistant`: the direct response of a tool, which goes to the user without the
+            agent's doing, and what an agent said in a task's history.
+        text: the words.
     """
 
     role: Literal["system", "user", "assistant"]
@@ -30,12 +31,12 @@ class Text:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that could be read.
+    """A call that could be parsed.
 
     Attributes:
-        id: unique within the episode, given by the environment (`"call_0"`, `"call_1"`, ...).
-        name: of the tool; not checked here.
-        arguments: a JSON object as the policy wrote it, before validation. Treated as immutable.
+        id: id that is unique within the episode, given by the environment (`"call_0"`, `"call_1"`, ...).
+        name: tool name, not checked here.
+        arguments: JSON object as the agent wrote it, before validation. Treated as immutable.
     """
 
     id: str
@@ -45,12 +46,12 @@ class ToolCall:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BadCall:
-    """A call that could not be read; answered with an error that the model can use.
+    """A call that could not be parsed; answered with an error message for the model.
 
     Attributes:
         id: as in `ToolCall`.
-        raw: what stood where a call should have been.
-        problem: what is wrong with it, in words for the model.
+        raw: text in place of the call.
+        problem: description of the error, in words for the model.
     """
 
     id: str
@@ -60,15 +61,15 @@ class BadCall:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Turn:
-    """Everything the policy wrote in one go.
+    """Everything the agent wrote at once.
 
-    A turn with calls is answered by their results and goes on; one without calls is a message to the user.
+    A turn with calls is answered by their results, and the agent continues; one without calls is a message to the user.
 
     Attributes:
-        text: the visible words, reasoning and calls taken out, stripped.
-        calls: in the order written.
-        reasoning: what stood in `<think>`; never executed and never shown to the user.
-        truncated: the turn was cut off by a token limit; its calls are not executed and the episode ends.
+        text: visible words, without reasoning and calls, stripped.
+        calls: calls in the order written.
+        reasoning: content of `<think>`; never executed and never shown to the user.
+        truncated: True when the turn was cut off by a token limit; its calls are not executed and the episode ends.
     """
 
     text: str = ""
@@ -78,7 +79,7 @@ class Turn:
 
     @property
     def is_done(self) -> bool:
-        """True when the policy ended the conversation: a message that ends with `<DONE>` and calls nothing."""
+        """True when the agent ended the conversation: a message that ends with `<DONE>` and makes no call."""
         return not self.calls and self.text.rstrip().endswith(DONE_MARK)
 
 
@@ -87,10 +88,10 @@ class ToolResult:
     """The answer to one call.
 
     Attributes:
-        call_id: of the `ToolCall` or `BadCall` answered.
-        name: of the tool, or "" for a call that could not be read.
-        text: what the model reads.
-        status: `ok`; `rejected` (the tool said no); `invalid` (unreadable call, unknown tool, wrong arguments).
+        call_id: id of the `ToolCall` or `BadCall` answered.
+        name: tool name; "" for a call that could not be parsed.
+        text: text the model reads.
+        status: `ok`; `rejected` (the tool said no); `invalid` (unparsable call, unknown tool, wrong arguments).
     """
 
     call_id: str
@@ -106,7 +107,7 @@ Transcript = tuple[Message, ...]
 def to_chat(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """The messages as chat-template and OpenAI style dictionaries, new objects each time.
 
-    A call that could not be read has no place in that form and is put back into the content as written.
+    A call that could not be parsed has no place in that form; its text is appended to the content as written.
     """
     chat: list[dict[str, Any]] = []
     for message in messages:

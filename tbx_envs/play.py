@@ -1,4 +1,4 @@
-"""A person as agent, line by line in a terminal."""
+"""A person as the agent of one episode, line by line in a terminal."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ HELP = """\
   any words             are said to the user
   /TOOL {"key": ...}    calls a tool, for example /find_patient {"name": "..."}
   /tools                lists the tools and their arguments
-  /policy               shows the rules you must follow
+  /rules                shows the rules you must follow
   /done [words]         says the last words and ends the conversation
-  /quit                 leaves without an end"""
+  /quit                 leaves before the end"""
 
 
 def play(env: ToolEnv, seed: int, read: Callable[[], str], write: Callable[[str], None]) -> bool | None:
-    """One episode of `env` with a person as the policy.
+    """One episode of `env` with a person as the agent.
 
     Args:
-        read: gives the next line; raises EOFError when there is none.
-        write: shows a text.
+        env: environment of the task.
+        seed: seed of the episode.
+        read: function that returns the next line, or raises EOFError after the last.
+        write: function that shows a text.
 
     Returns:
         Whether the check passed; None when the person left before the end.
 
     Raises:
-        EnvironmentFault: something of ours broke.
+        EnvironmentFault: infrastructure error.
     """
     env.reset(seed=seed)
     write(f"Task {env.task.uid}. You are the agent; /help shows what you can type.\n")
-    shown = len(_rules(env))  # they are long: /policy shows them
+    shown = len(_rules(env))  # they are long: /rules shows them
     while True:
         write(transcript_text(env.transcript[shown:]))
         shown = len(env.transcript)
@@ -47,7 +49,7 @@ def play(env: ToolEnv, seed: int, read: Callable[[], str], write: Callable[[str]
         turn = _turn(env, line, write)
         if turn is None:
             continue
-        shown += 1  # what the person typed is on the screen already
+        shown += 1  # the person's own line is on the screen already
         _, _, terminated, truncated, info = env.step(turn)
         if terminated or truncated:
             write(transcript_text(env.transcript[shown:]))
@@ -56,7 +58,7 @@ def play(env: ToolEnv, seed: int, read: Callable[[], str], write: Callable[[str]
 
 
 def _rules(env: ToolEnv) -> list[str]:
-    """What the system says, before anybody else says anything."""
+    """The system's messages before all others."""
     said = itertools.takewhile(lambda message: isinstance(message, Text) and message.role == "system", env.transcript)
     return [message.text for message in said]
 
@@ -70,7 +72,7 @@ def _verdict(check: dict[str, object]) -> list[str]:
 
 
 def _turn(env: ToolEnv, line: str, write: Callable[[str], None]) -> Turn | None:
-    """The turn that a line means; None when it was a question to the terminal, which is answered."""
+    """The turn of a line; None when the line was a question to the terminal, which is answered here."""
     if not line.startswith("/"):
         return Turn(text=line) if line else None
     command, _, rest = line[1:].partition(" ")
@@ -78,7 +80,7 @@ def _turn(env: ToolEnv, line: str, write: Callable[[str], None]) -> Turn | None:
     match command:
         case "done":
             return Turn(text=f"{rest} {DONE_MARK}".strip())
-        case "policy":
+        case "rules":
             write("\n\n".join(_rules(env)))
         case "tools":
             write("\n".join(_signature(tool["function"]) for tool in env.tools))

@@ -1,8 +1,8 @@
-"""Ids of all known tasks in Gymnasium's registry.
+"""Gymnasium ids of all known tasks.
 
-`clinic/cancel_visit/007` is `ThinkingBox/clinic.cancel_visit.007-v0`. No task is built for it, no domain
-imported: the uids stand in each domain's `tasks.lock`. A dataset's task `shop.py:test_a` is
-`ThinkingBox/shop.py.test_a-v0`: Gymnasium reads a colon as the end of a module's name.
+`clinic/cancel_visit/007` is `ThinkingBox/clinic.cancel_visit.007-v0`. Registering builds no task and imports no domain:
+the uids are read from each domain's `tasks.lock`. A dataset's task `shop.py:test_a` is `ThinkingBox/shop.py.test_a-v0`,
+since Gymnasium reads a colon as the end of a module's name.
 """
 
 from __future__ import annotations
@@ -10,15 +10,8 @@ from __future__ import annotations
 import functools
 import re
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
 
-import gymnasium
 from gymnasium.envs.registration import EnvSpec, registry
-
-from tbx_envs.errors import DomainError, did_you_mean
-
-if TYPE_CHECKING:
-    from tbx_envs.env import ToolEnv
 
 NAMESPACE = "ThinkingBox"
 BUILT_IN = ("clinic",)
@@ -37,7 +30,7 @@ def env_id(uid: str) -> str:
 
 
 def uid_of(id_or_uid: str) -> str:
-    """The uid of a task, from its id or from the uid itself.
+    """The uid of a task, given its Gymnasium id or the uid itself.
 
     >>> uid_of("ThinkingBox/clinic.cancel_visit.007-v0")
     'clinic/cancel_visit/007'
@@ -55,10 +48,10 @@ def uid_of(id_or_uid: str) -> str:
 
 
 def register_uids(uids: tuple[str, ...]) -> None:
-    """Write one id per uid straight into the registry; `gymnasium.register` would scan all ids for each.
+    """Write one id per uid directly into the registry, since `gymnasium.register` would scan all ids for each.
 
-    The environment checks the order of calls and passes `check_env` for every id (tests), so Gymnasium's
-    wrappers for both are left out: `gymnasium.make` gives the environment itself.
+    The environment itself checks the order of calls, and tests prove that it passes `check_env`, so Gymnasium's
+    wrappers for both are left out: `gymnasium.make` returns the environment unwrapped.
     """
     for uid in uids:
         name = env_id(uid)
@@ -74,7 +67,7 @@ def register_uids(uids: tuple[str, ...]) -> None:
 
 
 def unregister_uids(uids: tuple[str, ...]) -> None:
-    """Take the ids of these uids out of the registry."""
+    """Remove the ids of these uids from the registry."""
     for uid in uids:
         registry.pop(env_id(uid), None)
 
@@ -92,20 +85,3 @@ def register_built_in() -> None:
     """Register every frozen task of every built-in domain."""
     for domain in BUILT_IN:
         register_uids(frozen_uids(domain))
-
-
-def make(id_or_uid: str, **options: Any) -> ToolEnv:
-    """`gymnasium.make` for a uid or an id; an unknown one is answered with the nearest names.
-
-    Raises:
-        DomainError: no such task is registered.
-    """
-    name = env_id(uid_of(id_or_uid))
-    if name not in registry:
-        known = [other for other in registry if other.startswith(f"{NAMESPACE}/")]
-        raise DomainError(
-            f"unknown task '{id_or_uid}'.{did_you_mean(name, known)} {len(known)} tasks are registered; "
-            f"`tbx tasks` lists them."
-        )
-    env: Any = gymnasium.make(name, **options)
-    return env

@@ -1,6 +1,6 @@
-"""Import paths of tbx 0.1 that its README showed: they work until version 0.3, with a DeprecationWarning.
+"""Import paths that the README of tbx 0.1 showed: they work until version 0.3, with a DeprecationWarning.
 
-Each old module is made when it is imported, and holds the old names alone; the package itself gives all of them.
+An old module is made when it is imported and holds only its old names. New code imports from `tbx_envs` itself.
 """
 
 from __future__ import annotations
@@ -53,6 +53,6 @@ class _OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install() -> None:
-    """Make the old paths importable; they come after everything that is really there."""
+    """Make the old paths importable. They are looked up last, after all real modules."""
     if not any(isinstance(finder, _OldModules) for finder in sys.meta_path):
         sys.meta_path.append(_OldModules())

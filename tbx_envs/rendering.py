@@ -9,7 +9,7 @@ from tbx_envs.messages import BadCall, Message, Text, ToolResult, Turn
 
 
 def transcript_text(messages: Iterable[Message]) -> str:
-    """One paragraph for each message: who, and what was said, called or answered."""
+    """One paragraph for each message: who said, called or answered what."""
     return "\n".join(line for message in messages for line in _lines(message))
 
 

@@ -1,9 +1,9 @@
-"""What one episode stands on: its opening, its tools, its user and its check.
+"""The runtime of an episode: its opening, its tools, its user and its check; and where it comes from, a task's source.
 
-`ToolEnv` knows the course of an episode and nothing else. Where tools run and what is compared at the end is the
-runtime's business, and a task's source makes it. There are two kinds of source: our own domains
-(`tbx_envs.domains.runtime`) and ThinkingBox datasets on other people's servers (`tbx_envs.thinkingbox.runtime`);
-`tbx_envs.sources.source_of` finds the one that a uid belongs to.
+`ToolEnv` implements the course of an episode and nothing else. Where tools run and what is compared at the end is up to
+the runtime, which a task's source makes. There are two kinds of source: our own domains (`tbx_envs.domains.runtime`)
+and ThinkingBox datasets on other people's servers (`tbx_envs.thinkingbox.runtime`); `tbx_envs.sources.source_of` finds
+the one that a uid belongs to.
 """
 
 from __future__ import annotations
@@ -21,33 +21,36 @@ from tbx_envs.task import AnyTask
 from tbx_envs.tools.session import Answer
 from tbx_envs.users import User
 
-if TYPE_CHECKING:  # a judge is an option of tasks that most processes never play
+if TYPE_CHECKING:  # the first imports this module; a judge is an option of tasks that most processes never run
+    from tbx_envs.domains import Domain
     from tbx_envs.thinkingbox.grading.judge import Judge
 
-# Makes the user of an episode from (task, domain, seed); the domain is None for a dataset's task. None: no user
+# (task, domain, seed) -> user of an episode. The domain is None for a dataset's task. A user of None means that no one
 # answers after the first message.
-UserMaker = Callable[[Any, Any, int], User | None]
+UserMaker = Callable[[AnyTask, "Domain | None", int], User | None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EpisodeOptions:
-    """How episodes are set up. The configuration, or the keyword arguments of `ToolEnv`, become this record once.
+    """Options of an episode. A configuration, or the keyword arguments of `ToolEnv`, become this record once.
 
     Attributes:
-        chat_format: how calls are written in the policy's text (`tbx_envs.chat.interpretation`).
+        chat_format: syntax of calls in the agent's text (`tbx_envs.chat.interpretation`).
         user: maker of the simulated user of each episode; None is the scripted user for our own domains and no user
             for a dataset's tasks.
         tool_timeout_s: time limit of one call, after which the episode is void; None is 10 s for our own domains and
             60 s for other people's servers.
-        judge: what answers the questions that some checks of datasets ask: `none`, `yes` (everything is right), or a
+        judge: answers the questions that some checks of datasets ask: `none`, `yes` (everything is right), or a
             `tbx_envs.thinkingbox.grading.judge.Judge`.
-        start: how a dataset's server processes start: `fork` from a process that has imported them once, or `spawn`.
-        clock: moment that the clock of a dataset's servers shows; None is the real one. A task's own clock goes first.
-        clock_runs: True for a clock that goes on from that moment, False for one that stands still.
+        start: start method of a dataset's server processes: `fork` from a process that has imported them once, or
+            `spawn`.
+        clock: time shown by the clock of a dataset's servers; None is the real time. A task's own clock takes
+            precedence.
+        clock_runs: True for a clock that runs from that time on, False for one that stands still.
         check_timeout_s: time limit of the code of a dataset's check.
 
     Raises:
-        ActionError: another `start`, or a clock that is not a moment.
+        ActionError: an unknown `start`, or a clock that is not a `datetime`.
     """
 
     chat_format: str = "hermes"
@@ -68,10 +71,13 @@ class EpisodeOptions:
             )
 
     def changed(self, given: Mapping[str, Any]) -> EpisodeOptions:
-        """These options with some of them replaced, by name.
+        """A copy with some options replaced.
+
+        Args:
+            given: name of an option -> new value.
 
         Raises:
-            ActionError: there is no such option.
+            ActionError: no option has that name.
         """
         known = [field.name for field in dataclasses.fields(self)]
         for name in given:
@@ -83,12 +89,13 @@ class EpisodeOptions:
 
 
 class Runtime(Protocol):
-    """Set up for one episode. Every method but `close` and `discard` raises `EnvironmentFault` when something broke.
+    """What one episode runs on. Every method but `close` and `discard` raises `EnvironmentFault` on an infrastructure
+    error.
 
     Attributes:
-        opening: messages before the policy's first turn, the user's first message last.
-        user: who answers; None for no one.
-        user_turns: most answers of the user.
+        opening: messages before the agent's first turn, the user's first message last.
+        user: simulated user; None when no one answers.
+        user_turns: maximum number of answers of the user.
         user_may_end: True when a user's message that ends with `<DONE>` ends the episode.
         ends_turn: names of tools that are not executed: a call of one ends the episode.
     """
@@ -101,21 +108,21 @@ class Runtime(Protocol):
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """OpenAI-function style dictionaries in the order in which the policy reads them, new objects each time."""
+        """The tools as OpenAI-function style dictionaries, in the order the agent reads them; new objects each time."""
         ...
 
     def call(self, name: Any, arguments: Any) -> Answer:
-        """The answer to one call; sent once, never again."""
+        """The answer to one call; the call is sent once and never repeated."""
         ...
 
     @property
     def usage(self) -> dict[str, int]:
-        """Tokens so far of served models that play the user or judge, as counts for `Episode.usage`."""
+        """Tokens used so far by served models as user or judge, as counts for `Episode.usage`."""
         ...
 
     def evidence(self, transcript: Transcript) -> Mapping[str, Any] | None:
-        """What the check needs beyond the transcript, so that it can be repeated (`Episode.evidence`); None where it
-        looks at a live world."""
+        """What the check needs beyond the transcript, so that it can be repeated (`Episode.evidence`); None where the
+        check reads a live database."""
         ...
 
     def check(self, transcript: Transcript, evidence: Mapping[str, Any] | None) -> CheckReport:
@@ -123,19 +130,20 @@ class Runtime(Protocol):
         ...
 
     def close(self) -> None:
-        """Give everything back after a clean episode, or one that was left. Never raises."""
+        """Release everything after an episode that ended without a fault or was not finished. Never raises."""
         ...
 
     def discard(self, kind: str) -> None:
-        """Throw away what a fault of that kind may have left in an unknown state. Never raises."""
+        """Destroy what a fault of that kind may have left in an unknown state. Never raises."""
         ...
 
 
 class TaskSource(Protocol):
-    """What knows a task's uid: finds the task, starts its episodes, and answers what depends on its kind.
+    """Where tasks come from: finds a task by its uid, starts its episodes, and answers what depends on its kind.
 
     Attributes:
-        waits: True when a step mostly waits for other processes, so that many are best taken at the same time.
+        waits: True when a step mostly waits for other processes, so that several episodes are best stepped
+            concurrently.
     """
 
     waits: bool
@@ -144,27 +152,27 @@ class TaskSource(Protocol):
         """The task of that uid.
 
         Raises:
-            DomainError: there is none, or its files are wrong.
+            DomainError: no task has that uid, or its files are wrong.
         """
         ...
 
     def require(self, uid: str) -> None:
-        """As `task`, but the task need not be built.
+        """Check that a task exists, without having to build it.
 
         Raises:
-            DomainError: there is no such task.
+            DomainError: no task has that uid.
         """
         ...
 
     def tools(self, task: AnyTask) -> list[dict[str, Any]] | None:
-        """The tools of a task that has no episode yet, new objects each time; None where only its servers know."""
+        """The tools of a task before its first episode, new objects each time; None where only its servers know."""
         ...
 
     def start(self, task: AnyTask, options: EpisodeOptions, seed: int) -> Runtime:
         """A runtime for one episode.
 
         Raises:
-            EnvironmentFault: something broke while it was set up.
+            EnvironmentFault: infrastructure error while it was set up.
             DomainError: the task itself is wrong.
             ConfigError: the options name what does not exist.
         """
@@ -173,7 +181,7 @@ class TaskSource(Protocol):
     def grade_again(
         self, task: AnyTask, episode: Episode, options: EpisodeOptions
     ) -> tuple[CheckReport, dict[str, int]]:
-        """The verdict of today's check on a saved episode, and the judge's tokens.
+        """The report of the current check on a saved episode, and the judge's tokens.
 
         Raises:
             CheckFault: the check failed, or the episode cannot be graded again.
@@ -181,15 +189,15 @@ class TaskSource(Protocol):
         ...
 
     def task_hash(self, task: AnyTask) -> str:
-        """SHA-256 (hex) over the task and everything of its source that an agent reads."""
+        """SHA-256 (hex) over the task and all texts of its source that an agent reads."""
         ...
 
     def is_heldout_family(self, task: AnyTask) -> bool:
-        """True when no task of the task's family is for training."""
+        """True when no task of the task's family is in the `train` split."""
         ...
 
 
 def user_usage(user: User | None) -> dict[str, int]:
-    """The tokens of a user that a served model plays; empty for others."""
+    """Token counts of a user that is a served model; empty for others."""
     usage = getattr(user, "usage", None)
     return usage_counts(usage, "user") if isinstance(usage, TokenUsage) else {}

@@ -1,11 +1,11 @@
-"""Named child seeds: everything random is a function of (seed, names), never of call order.
+"""Named child seeds: everything random is a function of (seed, names), never of the order of calls.
 
 >>> derive(0, "user", "clinic/cancel_visit/003") == derive(0, "user", "clinic/cancel_visit/003")
 True
 >>> derive(0, "user", 3) == derive(0, "world", 3)
 False
 
-Seeds come from SHA-256, so they do not change with Python's string hashing or with a library's version.
+Seeds come from SHA-256, so they depend neither on Python's string hashing nor on a library's version.
 """
 
 from __future__ import annotations

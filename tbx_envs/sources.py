@@ -1,5 +1,8 @@
-"""Which source a uid belongs to. A uid of a ThinkingBox dataset has exactly one colon (`file.py:test`), one of our own
-domains has none (`clinic/cancel_visit/007`): this is the only place that reads a kind off a uid."""
+"""The source of a task, by its uid.
+
+A uid of a ThinkingBox dataset has exactly one colon (`file.py:test`), one of our own domains has none
+(`clinic/cancel_visit/007`). Only this module reads the kind of a task off its uid.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def source_of(uid: str) -> TaskSource:
         DomainError: no domain has that name.
     """
     if ":" in uid:
-        from tbx_envs.thinkingbox.runtime import DatasetSource  # processes that play only our own tasks never need it
+        from tbx_envs.thinkingbox.runtime import DatasetSource  # only processes that run a dataset's tasks need it
 
         return DatasetSource()
     try:
@@ -31,17 +34,17 @@ def find_task(uid: str) -> AnyTask:
     """The task of that uid.
 
     Raises:
-        DomainError: no such domain, family or test, or a dataset's files are wrong.
+        DomainError: no such domain, family or test, or the files of a dataset are wrong.
     """
     return source_of(uid).task(uid)
 
 
 def task_hash(uid: str) -> str:
-    """SHA-256 (hex) over a task and everything of its source that an agent reads (`TaskSource.task_hash`)."""
+    """SHA-256 (hex) over a task and all texts of its source that an agent reads (`TaskSource.task_hash`)."""
     source = source_of(uid)
     return source.task_hash(source.task(uid))
 
 
 def is_heldout_family(task: AnyTask) -> bool:
-    """True when no task of the task's family is for training: so it is with every task of the benchmark."""
+    """True when no task of the task's family is in the `train` split, as with every task of the benchmark."""
     return source_of(task.uid).is_heldout_family(task)

@@ -1,12 +1,11 @@
 """AnyText: the space of every string.
 
-`gymnasium.spaces.Text` wants an alphabet and a length; what a policy writes and what a tool answers has
-neither.
+`gymnasium.spaces.Text` requires an alphabet and a length; what an agent writes and what a tool answers has neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,8 @@ from gymnasium.vector.utils import (
     create_empty_array,
 )
 
-# What `sample` draws from: words, every kind of character that has broken a parser, and pieces of calls, so
-# that a checker that steps random samples also walks the paths of calls, of malformed calls and of `<DONE>`.
+# What `sample` draws from: words, every kind of character that has broken a parser, and pieces of calls, so that a
+# checker that steps random samples also covers calls, malformed calls and `<DONE>`.
 _PIECES = (
     "", " ", "\n", "ok", "Please tell me your birth date.", "Anything else?", "é", "日本語", "🙂", "\u202e",
     "\x00", "\ud800", "{", "}", '"', "\\", "[]", "<think>", "</think>", "<tool_call>", "</tool_call>",
@@ -31,7 +30,7 @@ _PIECES = (
 
 
 class AnyText(Space[str]):
-    """Every `str`, the empty one and lone surrogates included."""
+    """Every `str`, including the empty one and lone surrogates. Not hashable, since it owns a random generator."""
 
     def __init__(self, seed: int | np.random.Generator | None = None) -> None:
         super().__init__(shape=None, dtype=str, seed=seed)
@@ -41,7 +40,7 @@ class AnyText(Space[str]):
         return False
 
     def sample(self, mask: None = None, probability: None = None) -> str:
-        """A few pieces of text in a row; masks have no meaning here."""
+        """A few pieces of text in a row; masks are not supported."""
         if mask is not None or probability is not None:
             raise ValueError("AnyText.sample got a mask or probabilities; it has neither, so call sample() bare.")
         count = int(self.np_random.integers(0, 6))
@@ -62,12 +61,9 @@ class AnyText(Space[str]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AnyText)
 
-    __hash__ = None  # a space is mutable: it owns a random generator
 
-
-# Gymnasium's vector environments reach a space through these functions. Text has no array form: a batch is a
-# tuple of strings, and its space is a Tuple of AnyText. `iterate` is left alone: it goes over such a tuple by
-# itself.
+# Gymnasium's vector environments reach a space through these functions. Text has no array form: a batch is a tuple of
+# strings, and its space is a Tuple of AnyText. `iterate` needs no entry: it handles such a tuple already.
 
 
 @batch_space.register(AnyText)
@@ -76,9 +72,12 @@ def _batch_space(space: AnyText, n: int = 1) -> Tuple:
     return Tuple([AnyText(int(seed)) for seed in seeds[:n]], seed=int(seeds[n]))
 
 
-@batch_differing_spaces.register(AnyText)
-def _batch_differing_spaces(spaces: list[AnyText]) -> Tuple:
+def _batch_differing_spaces(spaces: Sequence[AnyText]) -> Tuple:
     return _batch_space(spaces[0], len(spaces))
+
+
+# Gymnasium dispatches this one on the type of the first space, and annotates the sequence.
+batch_differing_spaces.register(AnyText, _batch_differing_spaces)
 
 
 @create_empty_array.register(AnyText)

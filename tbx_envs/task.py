@@ -1,7 +1,7 @@
-"""Task: one assignment, complete and frozen. What an episode does with it is `env.py`'s business.
+"""Task: one assignment, complete and frozen.
 
-A task is identified by its `uid` and pinned by its `content_hash`: anything that could change an outcome (text,
-world, expected calls, limits, the user's private context) is in the hash, so a silent change is noticed.
+A task is identified by its `uid` and pinned by its `content_hash`: everything that could change an outcome (text,
+world, expected calls, limits, the user's private context) is in the hash, so that no change goes unnoticed.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
+Split = Literal["train", "heldout"]
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExpectedCall:
-    """One call of the reference solution, with arguments as a policy would send them."""
+    """One call of the reference solution, with arguments as an agent would send them."""
 
     tool: str
     arguments: Mapping[str, Any]
@@ -27,9 +29,9 @@ class UserContext:
     """What the simulated user knows and wants; never shown to the agent.
 
     Attributes:
-        request: what the user wants, in one sentence; said again when nothing the agent said can be answered.
-        facts: topic (a key of `Domain.topics`) -> the bare value given when the agent asks for it
-            (`"birth_date": "1984-03-12"`). A topic that is not here is answered with "I do not know".
+        request: the user's request in one sentence; repeated when nothing the agent said can be answered.
+        facts: topic (a key of `Domain.topics`) -> bare value given when the agent asks for it
+            (`"birth_date": "1984-03-12"`). Any other topic is answered with "I do not know".
         consents: topic -> True confirms, False declines. The key `"default"` answers any other request to confirm.
     """
 
@@ -40,12 +42,12 @@ class UserContext:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of an episode.
+    """Limits of an episode.
 
     Attributes:
-        user_turns: how often the simulated user may answer (the first message is not counted).
-        agent_turns: how often the policy may act in the whole episode: a turn's words count one, its calls together
-            one, and so does a tool's direct response.
+        user_turns: maximum number of answers of the simulated user (the first message is not counted).
+        agent_turns: maximum number of actions of the agent in the whole episode: a turn's words count one, its calls
+            together one, and a tool's direct response one.
     """
 
     user_turns: int = 10
@@ -59,23 +61,23 @@ class Task:
     Attributes:
         uid: `<domain>/<family>/<number>`.
         domain: name of the domain (`tbx_envs.domains`).
-        family: the kind of assignment.
-        version: of the domain's tasks; raised whenever text or grading of any of them changes.
+        family: kind of assignment.
+        version: version of the domain's tasks, raised whenever text or grading of any of them changes.
         split: `train` or `heldout`.
-        query: the user's first message.
-        user: the simulated user's private context.
+        query: first message of the user.
+        user: private context of the simulated user.
         world: table name -> rows (column -> JSON value) of the initial database, in insertion order.
-        expected_calls: replayed on the initial world they give the expected world.
-        limits: bounds of an episode.
-        idle_passes: None, or the reason why doing nothing is right for this task.
-        labels: facts about the task for reports and demonstrators; never read by environment or check.
+        expected_calls: calls that turn the initial world into the expected one.
+        limits: limits of an episode.
+        idle_passes: reason why doing nothing is right for this task; None where it is not.
+        labels: facts about the task for reports and scripted agents; never read by environment or check.
     """
 
     uid: str
     domain: str
     family: str
     version: int
-    split: Literal["train", "heldout"]
+    split: Split
     query: str
     user: UserContext
     world: Mapping[str, tuple[Mapping[str, Any], ...]]
@@ -86,7 +88,7 @@ class Task:
 
 
 class AnyTask(Protocol):
-    """What a task of any source has: ours (`Task`), or a dataset's (`DatasetTask`). Attributes as in `Task`."""
+    """What all tasks have in common: ours (`Task`) and a dataset's (`DatasetTask`). Attributes as in `Task`."""
 
     @property
     def uid(self) -> str: ...
@@ -97,7 +99,7 @@ class AnyTask(Protocol):
     @property
     def version(self) -> int: ...
     @property
-    def split(self) -> Literal["train", "heldout"]: ...
+    def split(self) -> Split: ...
     @property
     def query(self) -> str: ...
     @property

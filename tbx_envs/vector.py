@@ -1,7 +1,7 @@
-"""Many episodes stepped together, each slot's outcome apart.
+"""Several episodes stepped together. A slot here is an environment's: the place of one episode at a time.
 
-`EpisodeSlots` is what rollouts and evaluation are built on: slots start and end on their own, and a fault
-ends one slot's episode as void without disturbing the others. `ToolVectorEnv` is Gymnasium's view of it.
+`EpisodeSlots` is what rollouts and evaluation are built on: slots start and end independently, and a fault ends one
+slot's episode as void without disturbing the others. `ToolVectorEnv` is the same as a Gymnasium vector environment.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -19,22 +19,23 @@ from tbx_envs.env import ToolEnv
 from tbx_envs.episode import Episode, Fault
 from tbx_envs.errors import ActionError, EnvironmentFault
 from tbx_envs.messages import Message, Turn
+from tbx_envs.rendering import transcript_text
 from tbx_envs.runtime import EpisodeOptions
 from tbx_envs.spaces import AnyText
 
-# Slots whose environments wait for other processes are stepped together, so many at a time.
-_MOST_THREADS = 32
+# Slots whose environments wait for other processes are stepped in threads, at most this many at a time.
+_MAX_THREADS = 32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SlotOutcome:
-    """What came of starting a slot or of one turn in it.
+    """The result of starting an episode in a slot, or of one turn in it.
 
     Attributes:
-        messages: what the policy reads next: the domain's policy and the user's first message at the start,
-            later results of calls or the user's words; empty at an end that says nothing more.
-        ended: the episode is over, `EpisodeSlots.episode` has its record.
-        fault: None, or what broke: then the episode has ended and is void.
+        messages: messages the agent reads next: at the start the rules and the user's first message, later results
+            of calls or the user's words; empty at an end that adds none.
+        ended: True when the episode is over and `EpisodeSlots.episode` has its record.
+        fault: infrastructure error that ended the episode, which is then void; None otherwise.
     """
 
     messages: tuple[Message, ...]
@@ -47,7 +48,7 @@ class EpisodeSlots:
 
     Args:
         num_slots: number of slots.
-        options: how every episode is set up; None is the defaults.
+        options: options of every episode; None is the defaults.
     """
 
     def __init__(self, num_slots: int, options: EpisodeOptions | None = None) -> None:
@@ -60,10 +61,10 @@ class EpisodeSlots:
         return len(self._envs)
 
     def start(self, slot: int, uid: str, seed: int) -> SlotOutcome:
-        """Begin an episode of `uid` in `slot`, whatever was there before.
+        """Start an episode of `uid` in `slot`; one in progress there is discarded.
 
         Raises:
-            DomainError: no such task, or its expected calls fail: nothing to be tried again.
+            DomainError: no such task, or its expected calls fail; a retry would not help.
         """
         env = self._envs[slot]
         if env is None or env.task.uid != uid:
@@ -79,7 +80,7 @@ class EpisodeSlots:
         return SlotOutcome(env.transcript, False, None)
 
     def advance(self, actions: Mapping[int, str | Turn]) -> dict[int, SlotOutcome]:
-        """One turn in each slot named; slots keep their order.
+        """One turn in each slot given; the outcomes are in the same order.
 
         Raises:
             ActionError: a slot runs no episode; then no slot was stepped.
@@ -90,7 +91,7 @@ class EpisodeSlots:
         together = [slot for slot in actions if self.env(slot).waits]
         if len(together) < 2:
             return {slot: self._advance_one(slot, action) for slot, action in actions.items()}
-        with ThreadPoolExecutor(min(len(together), _MOST_THREADS), "tbx-slots") as threads:
+        with ThreadPoolExecutor(min(len(together), _MAX_THREADS), "tbx-slots") as threads:
             stepped = {slot: threads.submit(self._advance_one, slot, actions[slot]) for slot in together}
             here = {slot: self._advance_one(slot, actions[slot]) for slot in actions if slot not in stepped}
             return {slot: here[slot] if slot in here else stepped[slot].result() for slot in actions}
@@ -130,12 +131,12 @@ class EpisodeSlots:
         return self.env(slot).episode(attempt)
 
     def abandon(self, slot: int, attempt: int, fault: EnvironmentFault) -> Episode:
-        """Give up the episode that runs in `slot`, since its policy failed; its record, which is void."""
+        """End the running episode of `slot` because its agent failed; returns its record, which is void."""
         self._running[slot] = False
         return self.env(slot).abandoned(attempt, fault)
 
     def close(self) -> None:
-        """Give all worlds back; a second call does nothing."""
+        """Close all environments; a second call does nothing."""
         for slot, env in enumerate(self._envs):
             if env is not None:
                 env.close()
@@ -144,21 +145,21 @@ class EpisodeSlots:
 
 
 class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.ndarray]):
-    """Several episodes as one Gymnasium vector environment, of one task or of a different one per slot.
+    """Several episodes as one Gymnasium vector environment: one task for all slots, or one for each.
 
-    Autoreset is disabled: groups of attempts must not run on into the next episode unasked. Reset the slots
-    that have ended with `reset(options={"reset_mask": mask})`, or pass None as a slot's action to leave it as
+    Autoreset is disabled, since the attempts of a group must not continue with another episode by themselves. Reset the
+    slots that have ended with `reset(options={"reset_mask": mask})`, or pass None as a slot's action to leave it as
     it is.
 
     A fault in one slot does not disturb the others. That slot is truncated, `info["fault"]` has `kind` and
-    `message`, and its reward is NaN, since a failure of ours is never a reward: drop the episode, or reset
-    the slot.
+    `message`, and its reward is NaN, since an infrastructure error is never a reward: drop the episode, or reset the
+    slot.
 
     Args:
         num_envs: number of slots; with `uids` it may be left out.
         uid: task id of all slots.
         uids: one task id for each slot, instead of `uid`.
-        options: how every episode is set up; None is the defaults.
+        options: options of every episode; None is the defaults.
         given: single options of `ToolEnv` by name, which replace those of `options`.
 
     Raises:
@@ -166,7 +167,7 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
         DomainError: no such task.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {**ToolEnv.metadata, "autoreset_mode": AutoresetMode.DISABLED}
+    metadata: dict[str, Any] = {**ToolEnv.metadata, "autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012 (as above)
 
     def __init__(
         self,
@@ -198,14 +199,14 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[tuple[str, ...], dict[str, Any]]:
-        """Begin new episodes in all slots, or in those of `options["reset_mask"]` (then "" elsewhere).
+        """Start new episodes in all slots, or in those of `options["reset_mask"]` (observation "" elsewhere).
 
         Args:
-            seed: one for each slot, or an int that slot i gets plus i, or None.
+            seed: one seed for each slot, or an int to which slot i adds i, or None.
             options: `reset_mask`, booleans of shape (num_envs,).
         """
         mask = np.asarray((options or {}).get("reset_mask", np.ones(self.num_envs, bool)), bool)
-        seeds = [None if seed is None else seed + i for i in range(self.num_envs)] if not _is_list(seed) else list(seed)
+        seeds = _seed_of_each(seed, self.num_envs)
         if mask.shape != (self.num_envs,) or len(seeds) != self.num_envs:
             raise ActionError(
                 f"reset() of {self.num_envs} slots got {len(seeds)} seeds and a mask of shape {mask.shape}; "
@@ -270,13 +271,16 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
         """The record of the episode that has ended in `slot`."""
         return self.envs[slot].episode(attempt)
 
-    def render(self) -> tuple[str | None, ...]:
-        return tuple(env.render() for env in self.envs)
+    def render(self) -> tuple[str, ...] | None:
+        """The transcript of each slot for `ansi`; None otherwise: `human` prints each message when it is said."""
+        return tuple(transcript_text(env.transcript) for env in self.envs) if self.render_mode == "ansi" else None
 
     def close_extras(self, **kwargs: Any) -> None:
         for env in self.envs:
             env.close()
 
 
-def _is_list(seed: Any) -> bool:
-    return isinstance(seed, Sequence | np.ndarray)
+def _seed_of_each(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:
+    if isinstance(seed, Sequence | np.ndarray):
+        return list(seed)
+    return [None if seed is None else seed + slot for slot in range(num_envs)]

@@ -1,7 +1,7 @@
 """Advantages of a group: how much better each attempt did than the others at the same task (GRPO).
 
-The baseline is the mean over the group's own attempts, so it costs no value model; a void attempt is no
-attempt and must be made again before it gets here. Pure functions of arrays.
+The baseline is the mean reward of the group, so no value model is needed. Void attempts have no reward and must be
+repeated before this. Pure functions of arrays.
 
 Source: DeepSeekMath, section 4.1, https://arxiv.org/abs/2402.03300
 """
@@ -13,33 +13,33 @@ from jaxtyping import Bool, Float32
 
 from tbx_envs.errors import DomainError, ShapeError
 
-# Rewards nearer to each other than this (relative to the largest) are the same outcome in different floating
-# point: 1 and 1 + 1e-7 must not become a huge advantage through a tiny deviation.
+# Rewards that differ by less than this (relative to the largest) differ only by rounding: 1 and 1 + 1e-7 must not
+# become a huge advantage through a tiny deviation.
 SAME_REWARD = 1e-5
 
 
 def group_has_signal(passed_g: Bool[np.ndarray, "g"]) -> bool:
-    """True when the attempts ended differently: some passed and some did not.
+    """True when some attempts passed and some did not.
 
-    Decided on outcomes and never on rewards: equal outcomes with unequal shaped rewards carry no verdict, and
-    equal rewards may differ in floating point.
+    Outcomes decide, not rewards: equal outcomes with different shaped rewards are no signal, and equal rewards may
+    differ by rounding.
     """
     return bool(passed_g.any() and not passed_g.all())
 
 
 def group_advantages(reward_g: Float32[np.ndarray, "g"], *, normalize_by_std: bool) -> Float32[np.ndarray, "g"]:
-    """Reward minus the group's mean, optionally over the group's standard deviation.
+    """Reward minus the group's mean, optionally divided by the group's standard deviation.
 
     Args:
-        reward_g: one reward for each attempt at one task; all finite.
-        normalize_by_std: divide by the population deviation (over g, not g - 1), so that every group with
-            signal weighs about the same whatever its pass rate.
+        reward_g: reward of each attempt at one task; all finite.
+        normalize_by_std: True to divide by the population deviation (over g, not g - 1), so that every group with
+            signal has about the same weight at every pass rate.
 
     Returns:
-        Advantages that add up to zero; all exactly zero when the rewards are the same (see `SAME_REWARD`).
+        Advantages with sum zero; all exactly zero when the rewards are the same (see `SAME_REWARD`).
 
     Raises:
-        ShapeError: fewer than two attempts: there is nothing to compare with.
+        ShapeError: fewer than two attempts.
         DomainError: a reward that is not a finite number.
     """
     if len(reward_g) < 2:

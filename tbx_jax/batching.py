@@ -1,8 +1,8 @@
-"""From trajectories to micro-batches: few shapes, no lost token, the same batch each time.
+"""From trajectories to micro-batches: few shapes, no lost token, a function of its inputs alone.
 
-Sequences are grouped longest first and padded to a bucket, so that a batch needs as many compiled shapes as
-there are buckets in use, and short episodes are not padded to the longest of all. How they are grouped
-changes no number beyond rounding: the loss is a mean over the batch's trained tokens (`tbx_jax.losses`).
+Sequences are grouped longest first and padded to a bucket, so a batch needs one compiled shape for each bucket in use,
+and short episodes are not padded to the longest. The grouping changes no result beyond rounding: the loss is a mean
+over the batch's trained tokens (`tbx_jax.losses`).
 
 >>> length_buckets(512)
 (128, 192, 256, 384, 512)
@@ -12,41 +12,42 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32
 
 from tbx_envs.errors import ShapeError
+from tbx_jax.shapes import HostOrDevice
 from tbx_jax.trajectory import Trajectory
 
 SHORTEST_BUCKET = 128  # below this a compiled shape costs more than the padding it saves
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class MicroBatch:
-    """Sequences of one forward and backward pass, padded on the right; padding rows have nothing to train.
+class MicroBatch(NamedTuple):
+    """Sequences of one forward and backward pass, padded on the right; padding rows have no trained token.
 
     Attributes:
-        tokens_bt: ids; 0 on padding, which no mask is ever read from.
+        tokens_bt: token ids; 0 on padding, which `loss_mask_bt` excludes.
         loss_mask_bt: True where the policy wrote the token.
         logp_behavior_bt: log-probability (nats) at sampling; 0 elsewhere.
-        advantage_b: one per sequence; 0 on padding rows.
+        advantage_b: advantage of each sequence; 0 on padding rows.
     """
 
-    tokens_bt: Int32[np.ndarray, "b t"]
-    loss_mask_bt: Bool[np.ndarray, "b t"]
-    logp_behavior_bt: Float32[np.ndarray, "b t"]
-    advantage_b: Float32[np.ndarray, "b"]
+    tokens_bt: Int32[HostOrDevice, "b t"]
+    loss_mask_bt: Bool[HostOrDevice, "b t"]
+    logp_behavior_bt: Float32[HostOrDevice, "b t"]
+    advantage_b: Float32[HostOrDevice, "b"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
-    """A global batch: what one optimizer step reads.
+    """A global batch: the input of one optimizer step.
 
     Attributes:
-        micro_batches: longest first; all with the same number of rows.
-        num_trained: tokens the policy wrote, over all micro-batches: the normaliser of the loss.
-        num_tokens: of the trajectories, padding not counted.
+        micro_batches: micro-batches, longest first; all with the same number of rows.
+        num_trained: number of tokens the policy wrote, over all micro-batches: the normaliser of the loss.
+        num_tokens: number of tokens in the trajectories, without padding.
     """
 
     micro_batches: tuple[MicroBatch, ...]
@@ -74,9 +75,9 @@ def build_batch(
     """Pads and groups trajectories into micro-batches of `micro_batch` rows.
 
     Args:
-        trajectories: of all groups of an update.
-        advantages: one for each trajectory, in the same order.
-        micro_batch: rows of every micro-batch; the last one is filled up with padding rows.
+        trajectories: trajectories of all groups of an update.
+        advantages: advantage of each trajectory, in the same order.
+        micro_batch: number of rows of every micro-batch; padding rows fill up the last one.
         buckets: lengths to pad to, ascending.
 
     Raises:
@@ -91,8 +92,8 @@ def build_batch(
     longest = max((len(trajectory) for trajectory in trajectories), default=0)
     if longest > buckets[-1]:
         raise ShapeError(
-            f"a trajectory has {longest} tokens and the longest bucket {buckets[-1]}; nothing is cut off in "
-            f"silence. Give buckets up to sampling.max_episode_tokens."
+            f"a trajectory has {longest} tokens and the longest bucket {buckets[-1]}; trajectories are never "
+            f"truncated. Give buckets up to sampling.max_episode_tokens."
         )
     order = sorted(range(len(trajectories)), key=lambda index: (-len(trajectories[index]), index))
     micro_batches = []

@@ -1,8 +1,8 @@
-"""Checkpoints: everything a killed run needs to go on as if nothing had happened.
+"""Checkpoints: everything that a killed run needs to continue exactly.
 
-A checkpoint holds the learner's state, the position in the task plan and the configuration it was made with,
-and is complete or not there: orbax writes into a temporary folder and renames it. What is random is a
-function of (seed, names), so nothing else has to be kept. This is the only file that knows orbax.
+A checkpoint holds the learner's state, the position in the task plan and the configuration of the run. It is complete
+or absent: orbax writes into a temporary folder and renames it. Everything random is a function of (seed, names), so no
+generator state is saved. Only this module uses orbax.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import jax
 from tbx_envs.errors import ConfigError
 from tbx_jax.learner import LearnerState
 
-# The newest one and the one before it, in case a disk fails while the newest is written.
+# The newest checkpoint and the one before it, in case a disk fails while the newest is written.
 _KEPT = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """Where a run stands, beside its arrays.
+    """The progress of a run: everything in a checkpoint but arrays.
 
     Attributes:
-        step: updates done, skipped ones included.
-        position: in the task plan.
-        config: the configuration, as plain values.
-        tasks: hash of the tasks that the plan orders.
+        step: number of completed steps, skipped updates included.
+        position: position in the task plan.
+        config: configuration, as plain values.
+        tasks: hash of the plan's tasks.
     """
 
     step: int
@@ -42,7 +42,7 @@ class Checkpoints:
     """The checkpoints in one folder.
 
     Args:
-        folder: made when it is not there; incomplete checkpoints of a killed run in it are removed.
+        folder: folder of the checkpoints; created if missing. Incomplete checkpoints of a killed run are removed.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -61,9 +61,7 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, state: LearnerState, progress: Progress) -> None:
-        """Writes a checkpoint for `progress.step`; done when this returns. Nothing happens where it
-        exists.
-        """
+        """Writes the checkpoint of `progress.step`, complete on return. An existing one is left as it is."""
         if self.latest_step == progress.step:
             return
         self._manager.save(
@@ -74,17 +72,17 @@ class Checkpoints:
         )
 
     def read_progress(self) -> Progress | None:
-        """Where the newest checkpoint stands, None when there is none."""
+        """Progress of the newest checkpoint, None when there is none."""
         if self.latest_step is None:
             return None
         restored = self._manager.restore(self.latest_step, args=self._args.Composite(progress=self._args.JsonRestore()))
         return Progress(**restored.progress)
 
     def restore(self, like: LearnerState) -> LearnerState:
-        """The newest state, placed as `like` is placed.
+        """The newest state, placed like `like`.
 
         Args:
-            like: a state of the same model and optimizer; only its shapes, types and placement are read.
+            like: state of the same model and optimizer; only its shapes, types and placement are read.
         """
         abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like)
         restored = self._manager.restore(
@@ -96,14 +94,14 @@ class Checkpoints:
         self._manager.close()
 
 
-# Keys that may differ when a run goes on: none of them changes what an update computes.
+# Keys that may differ when a run is resumed: none of them changes what an update computes.
 _FREE_KEYS = frozenset({"output_dir", "checkpoint_every"})
 
 
 def refuse_changed_config(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Checks that a run goes on with the configuration it was started with.
+    """Checks that a run is resumed with the configuration it was started with.
 
-    More `steps` are allowed where the learning rate does not depend on their number.
+    More `steps` are allowed when the learning rate does not depend on their number.
 
     Raises:
         ConfigError: names every key that differs, with both values.
@@ -118,7 +116,7 @@ def refuse_changed_config(was: Mapping[str, Any], now: Mapping[str, Any]) -> Non
         raise ConfigError(
             f"output_dir holds a run with another configuration; {len(changed)} key(s) differ:\n"
             + "\n".join(lines)
-            + "\nGive the same values to go on (more steps are allowed with a constant schedule), "
+            + "\nGive the same values to resume it (more steps are allowed with a constant schedule), "
             "or another output_dir for a new run."
         )
 

@@ -1,4 +1,4 @@
-"""JAX's persistent compilation cache: compiled programs outlive the process, so a second run starts at once."""
+"""JAX's persistent compilation cache: compiled programs are kept on disk, so a second run does not compile again."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import pathlib
 
 import jax
 
-# Compiling a nano-sized program takes about a second; anything faster is not worth a file.
+# Compiling a program of the nano policy takes about a second; a faster one is not worth a file.
 _WORTH_KEEPING_S = 0.2
 
 
 def enable_compilation_cache(path: str | os.PathLike[str] | None = None) -> pathlib.Path:
-    """Keeps compiled programs in `path`; called by programs at their start, never on import.
+    """Keeps compiled programs in `path`; entry points call it, importing does not.
 
     Args:
-        path: a folder; None is `tbx/xla` in the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`).
+        path: folder of the cache; None is `tbx/xla` in the user's cache folder (`XDG_CACHE_HOME`, else `~/.cache`).
 
     Returns:
         The folder in use.

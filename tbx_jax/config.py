@@ -1,4 +1,4 @@
-"""Configuration records of the trainer. What the environments' own commands need is in `tbx_envs.commands.config`."""
+"""Configuration records of the trainer. Those of the environments' own commands are in `tbx_envs.commands.config`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tbx_envs.commands.config import (
 
 
 class RopeScaling(Record):
-    """How Llama 3.1 and later slow their long rotary waves down (`rope_type: llama3`)."""
+    """The scaling of rotary frequencies in Llama 3.1 and later (`rope_type: llama3`)."""
 
     factor: Annotated[float, pydantic.Field(gt=0.0)]
     low_freq_factor: Annotated[float, pydantic.Field(gt=0.0)]
@@ -37,7 +37,7 @@ class RopeScaling(Record):
 
 
 class HybridConfig(Record):
-    """Layers of the Qwen3.5 kind: gated delta nets, and after every few of them one layer of gated attention."""
+    """Layers of the Qwen3.5 kind: one layer of gated attention after every `delta_layers` gated delta nets."""
 
     delta_layers: Positive
     rotary_width: Positive
@@ -49,14 +49,14 @@ class HybridConfig(Record):
 
     @property
     def channels(self) -> int:
-        """Of the convolution: queries, keys and values side by side."""
+        """Width of the convolution: queries, keys and values side by side."""
         return 2 * self.key_heads * self.key_width + self.value_heads * self.value_width
 
 
 class ModelConfig(Record):
     """A decoder: dense (Llama, Qwen2, Qwen3 and our own), or a hybrid of the Qwen3.5 kind.
 
-    Letters of the alphabet are in `tbx_jax.shapes`.
+    The logical axes are in `tbx_jax.shapes`.
     """
 
     num_layers: Positive
@@ -78,7 +78,7 @@ class ModelConfig(Record):
 
     @property
     def attention_layers(self) -> int:
-        """Layers that keep keys and values."""
+        """Number of layers that cache keys and values."""
         return self.num_layers // (self.hybrid.delta_layers + 1) if self.hybrid else self.num_layers
 
 

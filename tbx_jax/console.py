@@ -1,17 +1,17 @@
-"""What a training run says while it runs: one line for each step, under headings that come back.
+"""Console output of a training run: one line for each step, with headings repeated every few lines.
 
-The same figures and more are in `metrics.jsonl`, for programs.
+Programs read the same figures, and more, from `metrics.jsonl`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console
 
-# Heading, width, and how a figure of the step's row is shown.
-_COLUMNS = (
+# Heading, width, and the text of a figure in the row of metrics.
+_COLUMNS: tuple[tuple[str, int, Callable[[Mapping[str, Any], int], str]], ...] = (
     ("step", 9, lambda row, steps: f"{row['step']}/{steps}"),
     ("reward", 7, lambda row, _: f"{row['reward']:.3f}"),
     ("passed", 7, lambda row, _: f"{row['pass_rate']:.1%}"),
@@ -31,8 +31,8 @@ class StepLines:
     """Prints a line for each row of metrics.
 
     Args:
-        num_steps: of the whole run.
-        console: None is the standard output.
+        num_steps: number of steps of the whole run.
+        console: console to print on; None is the standard output.
     """
 
     def __init__(self, num_steps: int, console: Console | None = None) -> None:
@@ -41,11 +41,11 @@ class StepLines:
         self._num_lines = 0
 
     def say(self, words: str) -> None:
-        """A sentence beside the lines."""
+        """Prints a sentence between the lines."""
         self._console.print(words, markup=False)
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """The line of one step, and a sentence where something needs attention."""
+        """Prints the line of one step, and a sentence for anything that needs attention."""
         if self._num_lines % _HEADINGS_EVERY == 0:
             self._console.print("".join(f"{name:>{width}}" for name, width, _ in _COLUMNS), style="bold")
         self._num_lines += 1
@@ -53,4 +53,4 @@ class StepLines:
         if not row["updated"]:
             self.say(f"step {row['step']}: no group had mixed outcomes; the update was skipped")
         if row["set_aside"]:
-            self.say(f"step {row['step']}: void after all retries, passed over: {', '.join(row['set_aside'])}")
+            self.say(f"step {row['step']}: void after all retries, skipped: {', '.join(row['set_aside'])}")

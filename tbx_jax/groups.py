@@ -1,9 +1,9 @@
-"""Collecting the groups of one update: roll, refill void members, replace groups without signal.
+"""Collecting the groups of one update: roll out attempts, repeat void ones, replace groups without signal.
 
-A group is complete before anything is computed from it: a void member (something of ours broke) is attempted
-again on the same task with a fresh seed, so that it never moves the baseline and never counts as a failure. A
-group whose attempts all ended alike says nothing about what to do differently; it is replaced by the plan's
-next task (dynamic sampling, DAPO section 3.2, https://arxiv.org/abs/2503.14476).
+A group is complete before it is used: a void member (an infrastructure error) is repeated on the same task with a new
+seed, so it never affects the baseline and never counts as a failure. A group whose attempts all have the same outcome
+has no gradient; it is replaced by a group of the plan's next task (dynamic sampling, DAPO section 3.2,
+https://arxiv.org/abs/2503.14476).
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from tbx_jax.config import AlgoConfig
 from tbx_jax.plan import TaskPlan
 from tbx_jax.rollout import Rollout
 
-# Above this share of void first attempts in a round it is not a task that fails but what all of them stand
-# on.
+# Above this share of void first attempts in a round the infrastructure of all tasks is broken, not a single task.
 VOID_SHARE_LIMIT = 0.5
 
 Roll = Callable[[Sequence[Attempt]], Iterable[Rollout]]
@@ -35,8 +34,8 @@ class Group:
     """All attempts at one task, none of them void.
 
     Attributes:
-        uid: of the task.
-        members: by number of the attempt.
+        uid: task id.
+        members: rollout of each attempt, by its index.
     """
 
     uid: str
@@ -53,16 +52,16 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Collected:
-    """What was rolled for one update.
+    """The groups rolled out for one update.
 
     Attributes:
-        groups: to train on, in the order of the plan: all with mixed outcomes, at most `groups_per_update`.
-        rolled: every complete group, those without signal included: what success rates are taken from.
-        num_mixed: complete groups with mixed outcomes; those beyond `groups_per_update` are not trained on.
-        num_rounds: how often tasks were taken from the plan.
-        num_voids: void attempts, retries included.
-        set_aside: tasks with a member that stayed void after all retries; reported and passed over this time.
-        position: of the plan, after the last task taken.
+        groups: groups to train on, in the order of the plan: all with mixed outcomes, at most `groups_per_update`.
+        rolled: all complete groups, with those without signal; success rates are computed from these.
+        num_mixed: number of complete groups with mixed outcomes; those beyond `groups_per_update` are not trained on.
+        num_rounds: number of rounds of tasks taken from the plan.
+        num_voids: number of void attempts, retries included.
+        set_aside: tasks with a member that was void after all retries; reported and skipped in this update.
+        position: position in the plan after the last task taken.
     """
 
     groups: tuple[Group, ...]
@@ -75,25 +74,24 @@ class Collected:
 
     @property
     def num_replaced(self) -> int:
-        """Groups that carried no signal."""
+        """Number of groups without signal."""
         return len(self.rolled) - self.num_mixed
 
 
 def collect_groups(roll: Roll, plan: TaskPlan, position: int, *, algo: AlgoConfig, seed: int, step: int) -> Collected:
-    """Rolls rounds of groups until `groups_per_update` of them have mixed outcomes, or `max_rounds` were
-    rolled.
+    """Rolls out rounds of groups until `groups_per_update` have mixed outcomes, `max_rounds` rounds at most.
 
-    A round always rolls `groups_rolled` groups, since the sampler's slots cost the same empty. Mixed groups
-    beyond `groups_per_update` are dropped, latest in the plan first and never by their outcome: an update
-    then has a stated size, and learning curves of different seeds compare.
+    Every round has `groups_rolled` groups, since an idle cache row costs the sampler as much as a busy one. Mixed
+    groups beyond `groups_per_update` are dropped, latest in the plan first and never by their outcome: so updates have
+    a fixed size, and learning curves of different seeds are comparable.
 
     Args:
-        roll: makes attempts and gives a rollout for each, in any order.
-        plan: which tasks, in which order.
-        position: in the plan, where this update begins.
-        algo: sizes and bounds.
-        seed: of the run; every attempt's seed follows from it, the step, the round and the member.
-        step: of the update.
+        roll: function that runs attempts and yields a rollout of each, in any order.
+        plan: order of the tasks.
+        position: position in the plan where this update starts.
+        algo: sizes and limits.
+        seed: seed of the run; every attempt's seed is derived from it, the step, the round and the member.
+        step: number of the update.
 
     Raises:
         EnvironmentFault: more than `VOID_SHARE_LIMIT` of a round's attempts were void.
@@ -124,7 +122,7 @@ def collect_groups(roll: Roll, plan: TaskPlan, position: int, *, algo: AlgoConfi
 
 
 def _roll_round(roll: Roll, uids: Sequence[str], *, algo: AlgoConfig, seed: int) -> tuple[list[Group], int, list[str]]:
-    """Complete groups in the order of `uids`, the number of void attempts, and tasks given up."""
+    """Complete groups in the order of `uids`, the number of void attempts, and the tasks without a complete group."""
     clean: dict[tuple[str, int], Rollout] = {}
     missing = [(uid, member) for uid in uids for member in range(algo.group_size)]
     num_voids = 0
@@ -160,6 +158,6 @@ def _stop_when_everything_breaks(voids: Sequence[Rollout], num_attempts: int) ->
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     raise EnvironmentFault(
         f"{len(voids)} of {num_attempts} attempts of a round were void ({counts}), more than "
-        f"{VOID_SHARE_LIMIT:.0%}: what all tasks stand on is broken. First fault: {faults[0].message} "
-        f"Mend it and run the same command again: training goes on from its last checkpoint."
+        f"{VOID_SHARE_LIMIT:.0%}: the infrastructure of all tasks is broken. First fault: {faults[0].message} "
+        f"Fix it and run the same command again: training resumes from its last checkpoint."
     )

@@ -1,30 +1,31 @@
-"""JAX keys with names: everything random on the device is a function of (seed, names), never of call order."""
+"""JAX keys by name: everything random on the device is a function of (seed, names), never of call order."""
 
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tbx_envs.seeding import derive
 
-# The generator is part of what a seed means: another one would give other tokens for the same seed.
+# Part of what a seed means: another generator would give other tokens for the same seed.
 _IMPLEMENTATION = "threefry2x32"
 
 
 def key_bits(seed: int, *names: str | int) -> np.ndarray:
-    """The raw bits (two uint32) of `key_for(seed, *names)`, for callers that keep many keys on the host."""
+    """The raw bits (two uint32) of `key_for(seed, *names)`, for callers with many keys on the host."""
     bits = derive(seed, *names)
     return np.array([bits >> 32, bits & 0xFFFFFFFF], dtype=np.uint32)
 
 
 def as_keys(bits: jax.Array | np.ndarray) -> jax.Array:
-    """Typed keys from raw bits; the last axis (two uint32) goes away. Works inside `jax.jit`."""
-    return jax.random.wrap_key_data(bits, impl=_IMPLEMENTATION)
+    """Typed keys from raw bits, without the last axis (two uint32). Works inside `jax.jit`."""
+    return jax.random.wrap_key_data(jnp.asarray(bits), impl=_IMPLEMENTATION)
 
 
 def key_for(seed: int, *names: str | int) -> jax.Array:
-    """The key of the part of a run called `names`, for example `key_for(seed, "rollout", step)`.
+    """The key of a named part of a run, for example `key_for(seed, "rollout", step)`.
 
-    All 63 bits of the named seed are used (`jax.random.key` would drop the upper half when 64-bit types are off).
+    Uses all 63 bits of the derived seed (`jax.random.key` would drop the upper half when 64-bit types are off).
     """
     return as_keys(key_bits(seed, *names))

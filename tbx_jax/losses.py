@@ -1,8 +1,7 @@
-"""Losses: functions of arrays that return a sum over trained tokens, divided by a normaliser passed in.
+"""Losses: functions of arrays that return a sum over trained tokens, divided by a given normaliser.
 
-The normaliser is the number of trained tokens of the whole global batch. So the losses, gradients and means
-of micro-batches simply add up, and a micro-batch with one trained token weighs one token, not as much as one
-with 999.
+The normaliser is the number of trained tokens of the whole global batch. So losses, gradients and means of
+micro-batches add up, and every trained token has the same weight, whatever micro-batch it is in.
 """
 
 from __future__ import annotations
@@ -15,18 +14,17 @@ from jaxtyping import Array, Bool, Float
 
 
 class PolicyMetrics(NamedTuple):
-    """What a policy update looked like; those of micro-batches are put together by `merge_metrics`.
+    """Metrics of a policy update; `merge_metrics` merges those of micro-batches.
 
     Attributes:
         loss: the scalar that was minimised.
-        clip_fraction: share of trained tokens whose ratio lies beyond the clip that applies to it.
+        clip_fraction: share of trained tokens whose ratio lies beyond the clip that applies to them.
         approx_kl: estimate of KL(behavior || trained) in nats per token, mean of (ratio - 1) - log ratio.
         ratio_max: largest pi / pi_behavior of a trained token.
         logp_gap_mean: mean |logp - logp_behavior|. Before the first optimizer step on a batch this is the
-            disagreement of sampler and learner, which should be rounding only.
+            disagreement between sampler and learner, which should be rounding only.
         logp_gap_max: the largest such gap.
-        entropy: mean -logp of the tokens written: an unbiased estimate of the entropy at temperature 1, in
-            nats.
+        entropy: mean -logp of the trained tokens: an unbiased estimate of the entropy at temperature 1, in nats.
     """
 
     loss: Float[Array, ""]
@@ -66,15 +64,15 @@ def clipped_policy_loss(
 
     Equation 7 of PPO, one advantage per sequence, with a clip of its own on each side (clip-higher, DAPO
     section 3.1) and averaged over tokens rather than over sequences (DAPO section 3.3), so long episodes
-    weigh more. With `dual_clip`, a token with a negative advantage costs at most `dual_clip` times its size,
-    however large its ratio.
+    weigh more. With `dual_clip`, the cost of a token with a negative advantage is at most `dual_clip` times the
+    advantage's size, however large the ratio.
 
     Args:
         logp_bt: log pi(token) under the parameters being trained, in nats, at the sampling temperature.
         logp_behavior_bt: the same under the parameters that sampled, in nats.
         advantage_b: one advantage per sequence; not differentiated through.
         loss_mask_bt: True where the policy wrote the token (never on prompts, tool results or padding).
-        num_trained: trained tokens of the whole global batch, of which this may be one micro-batch.
+        num_trained: number of trained tokens of the whole global batch, of which this may be one micro-batch.
         clip_low: lower clip distance; the ratio is kept above 1 - clip_low.
         clip_high: upper clip distance; the ratio is kept below 1 + clip_high.
         dual_clip: None, or the bound (more than 1) for negative advantages.
@@ -87,8 +85,7 @@ def clipped_policy_loss(
         dual clip https://arxiv.org/abs/1912.09729
     """
     advantage_b1 = jax.lax.stop_gradient(advantage_b)[:, None]
-    # Masked positions get ratio 1 before the exponential: an infinity there would make 0 * inf in the
-    # gradient.
+    # Masked positions get log ratio 0 before the exponential: an infinity there would give 0 * inf in the gradient.
     log_ratio_bt = jnp.where(loss_mask_bt, logp_bt - jax.lax.stop_gradient(logp_behavior_bt), 0.0)
     ratio_bt = jnp.exp(log_ratio_bt)
     clipped_bt = jnp.clip(ratio_bt, 1.0 - clip_low, 1.0 + clip_high)
@@ -112,16 +109,16 @@ def clipped_policy_loss(
     return loss, jax.lax.stop_gradient(metrics)
 
 
-def supervised_loss(
+def sft_loss(
     logp_bt: Float[Array, "b t"], loss_mask_bt: Bool[Array, "b t"], num_trained: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """Mean negative log-likelihood of the masked tokens (nats), over the global batch's trained tokens."""
+    """SFT loss: mean negative log-likelihood (nats) of the trained tokens of the global batch."""
     return token_mean(-logp_bt, loss_mask_bt, num_trained)
 
 
 def token_mean(
     value_bt: Float[Array, "b t"], mask_bt: Bool[Array, "b t"], num_tokens: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """Sum of the masked values over `num_tokens`, in float32; zero when none is masked in."""
+    """Sum of the values where `mask_bt` is True, divided by `num_tokens`, in float32; zero when none is True."""
     total = jnp.sum(jnp.where(mask_bt, value_bt, 0.0), dtype=jnp.float32)
     return total / jnp.maximum(num_tokens, 1.0)

@@ -1,7 +1,7 @@
-"""Metrics of a run as JSON lines, one for each step, in a file that survives being killed.
+"""Metrics of a run as JSON lines, one for each step, in a file that a killed run leaves readable.
 
-A line is written whole and flushed before the checkpoint of its step, and a resumed run first drops the lines
-beyond its checkpoint, so that in the end every step has exactly one line.
+A line is written and flushed before the checkpoint of its step, and a resumed run first drops the lines after its
+checkpoint. The invariant: at the end every step has exactly one line.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class MetricsLog:
     """The file, open for appending.
 
     Args:
-        path: of the JSON lines; made when it is not there.
-        last_step: lines of later steps, and a line cut off by a kill, are dropped first.
+        path: path of the file; created if missing.
+        last_step: last step whose line is kept; lines of later steps, and an incomplete line, are dropped first.
     """
 
     def __init__(self, path: pathlib.Path, *, last_step: int) -> None:
@@ -29,7 +29,7 @@ class MetricsLog:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Appends one line; `row["step"]` says which step it is of."""
+        """Appends the line of step `row["step"]`."""
         self._file.write(_line(row))
         self._file.flush()
 
@@ -38,7 +38,7 @@ class MetricsLog:
 
 
 def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file. A last line without its end (the run was killed in it) is left out."""
+    """The rows of a metrics file, without an incomplete last line (of a run that was killed while writing it)."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     return [json.loads(line) for line in lines]
 

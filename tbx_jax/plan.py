@@ -1,7 +1,7 @@
-"""The order of tasks: an endless list that is a function of the seed, read from a position.
+"""The order of tasks: an endless sequence that is a function of the seed, read from a position.
 
-Each epoch goes through the whole pool in a shuffled order of its own, without replacement. The position is a
-number in the checkpoint, so a resumed run goes on exactly where the unbroken one would have.
+Each epoch goes through the whole pool once, in its own shuffled order. The position is saved in the checkpoint, so a
+resumed run takes the same tasks as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class TaskPlan:
     """The pool and the seed of its order.
 
     Attributes:
-        uids: the tasks to train on, each once.
-        seed: of the run.
+        uids: ids of the tasks to train on, all different.
+        seed: seed of the run.
     """
 
     uids: tuple[str, ...]
@@ -26,19 +26,18 @@ class TaskPlan:
 
     def __post_init__(self) -> None:
         if not self.uids:
-            raise ConfigError("a plan over 0 tasks was asked for; give `tasks` or `pool` at least one task.")
+            raise ConfigError("a plan over 0 tasks; give `tasks` or `pool` at least one task.")
         if len(set(self.uids)) != len(self.uids):
             twice = sorted({uid for uid in self.uids if self.uids.count(uid) > 1})
             raise ConfigError(
-                f"{len(twice)} task(s) stand in the pool more than once: {', '.join(twice[:5])}. "
-                f"List each of them once."
+                f"{len(twice)} task(s) are in the pool more than once: {', '.join(twice[:5])}. List each of them once."
             )
 
     def take(self, position: int, count: int) -> tuple[tuple[str, ...], int]:
-        """The next `count` tasks from `position` on, all different, and the position after them.
+        """The next `count` tasks from `position`, all different, and the position after them.
 
-        Where an epoch ends within them, a task of the next epoch that is already among them is passed over. A
-        pool with fewer than `count` tasks gives all of them.
+        When an epoch ends among them, tasks of the next epoch that are already taken are skipped. A pool with fewer
+        than `count` tasks gives all of them.
         """
         taken: list[str] = []
         while len(taken) < min(count, len(self.uids)):
@@ -53,6 +52,6 @@ class TaskPlan:
         return self._epoch(epoch)[index]
 
     def _epoch(self, epoch: int) -> list[str]:
-        order = sorted(self.uids)  # the same order whatever the order of the pool's file
+        order = sorted(self.uids)  # independent of the order in the pool's file
         rng(self.seed, "plan", epoch).shuffle(order)
         return order

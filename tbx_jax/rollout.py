@@ -1,11 +1,10 @@
-"""Rollout: attempts flow through slots; in each, the policy and the environment take turns until the episode
-ends.
+"""Rollout: each attempt runs in an environment slot, where policy and environment alternate until the episode ends.
 
-A slot of the environments keeps an episode from its first message to its last, and the sampler knows the episode by
-that slot's number, so nothing is computed or rendered twice. There may be more of them than the sampler has slots: it
-parks episodes that wait for their environment. As soon as a slot is free the next attempt starts in it: slow episodes
-do not hold up the others. What the policy reads is appended to its tokens (`ChatTemplate`),
-what it samples is kept as sampled (`TokenLedger`), and no text is ever tokenised again.
+An environment slot holds an episode from its first message to its last, and its number is the sampler's number of the
+episode, so nothing is computed or rendered twice. There may be more environment slots than the sampler has cache rows:
+it swaps out episodes that wait for their environment. As soon as an environment slot is free the next attempt starts
+in it, so slow episodes do not delay the others. What the policy reads is appended to its tokens (`ChatTemplate`), what
+it samples is kept as sampled (`TokenLedger`), and no text is ever tokenised again.
 """
 
 from __future__ import annotations
@@ -32,11 +31,12 @@ from tbx_jax.trajectory import Trajectory, trajectory_of
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """One attempt, as people and as the learner read it.
+    """A finished attempt: its record, and its tokens for the learner.
 
     Attributes:
-        episode: its `usage` has `sampled_tokens` (the policy's) and `given_tokens` (prompt, results, user).
-        trajectory: None when the episode is void.
+        episode: record of the episode; `usage` has `sampled_tokens` (of the policy) and `given_tokens` (prompt, tool
+            results, user).
+        trajectory: tokens of the episode; None when it is void.
     """
 
     episode: Episode
@@ -47,7 +47,7 @@ class Stopwatch:
     """Wall time by part.
 
     Attributes:
-        seconds: name of the part -> time spent in it.
+        seconds: name of the part -> seconds spent in it.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,14 @@ class Stopwatch:
 
 @dataclasses.dataclass
 class _Live:
-    """An episode in progress: its attempt, its tokens, the schemas of its tools, and how many turns were asked for."""
+    """An episode in progress.
+
+    Attributes:
+        attempt: attempt that the episode is of.
+        ledger: tokens so far.
+        schemas: argument schema of each tool.
+        num_turns: number of turns requested so far.
+    """
 
     attempt: Attempt
     ledger: TokenLedger = dataclasses.field(default_factory=TokenLedger)
@@ -72,9 +79,7 @@ class _Live:
     num_turns: int = 0
 
     def next_turn_key(self) -> tuple[str | int, ...]:
-        """Names the randomness of the next turn: nothing of it depends on the slot or on the order of
-        attempts.
-        """
+        """The name of the next turn's randomness; independent of the slot and of the order of attempts."""
         self.num_turns += 1
         return (self.attempt.uid, self.attempt.index, self.attempt.seed, self.num_turns - 1)
 
@@ -89,44 +94,50 @@ def run_attempts(
     max_episode_tokens: int,
     stopwatch: Stopwatch | None = None,
 ) -> Iterator[Rollout]:
-    """Makes every attempt and yields it when it ends; attempts are read only as slots become free.
+    """Runs every attempt and yields it when it ends; attempts are read only as environment slots become free.
 
-    The order is a function of the attempts and of what is sampled, never of time. A turn cut off by a token
-    limit ends its episode as truncated, and so does an answer that leaves no room for another token.
+    The order is a function of the attempts and of the sampled tokens, never of time. A turn truncated by a token limit
+    ends its episode as truncated, and so does an environment's answer that leaves no room for another token.
 
     Args:
-        sampler: without episodes of its own; it may have fewer slots than `slots`.
-        params: of the policy; the same until the last episode ended.
-        slots: of environments.
-        chat: of the policy's tokenizer.
-        attempts: in the order in which they are started.
-        max_episode_tokens: longest episode, prompt included.
-        stopwatch: collects the seconds of `policy` (sampling and tokens) and `environment` (waited for tools,
-            users and checks; what they do while the policy writes is not waited for).
+        sampler: sampler without episodes; it may have fewer cache rows than `slots` has environments.
+        params: parameters of the policy, the same for all attempts.
+        slots: environment slots.
+        chat: chat template of the policy's tokenizer.
+        attempts: attempts in the order in which to start them.
+        max_episode_tokens: token limit of an episode, prompt included.
+        stopwatch: measures the seconds of `policy` (sampling and tokens) and `environment` (waiting for tools, users
+            and checks, without the time in which the sampler is busy too).
 
     Raises:
         ConfigError: a task's prompt alone fills `max_episode_tokens`.
     """
-    table = _Table(sampler, params, slots, chat, max_episode_tokens, stopwatch or Stopwatch())
+    live = _LiveEpisodes(sampler, params, slots, chat, max_episode_tokens, stopwatch or Stopwatch())
     waiting = iter(attempts)
     try:
-        yield from table.start(waiting)
-        while table.live:
-            actions = table.write()
-            yield from table.answer()
-            yield from table.start(waiting)
-            table.step(actions)
-    finally:  # also when the caller stops early: the slots must be free for the next run
-        table.clear()
+        yield from live.start(waiting)
+        while live.episodes:
+            actions = live.sample()
+            yield from live.collect()
+            yield from live.start(waiting)
+            live.step(actions)
+    finally:  # also when the caller stops early: the slots must be free for the next call
+        live.clear()
 
 
 @dataclasses.dataclass
-class _Table:
-    """Who sits in which slot, and what moves them on.
+class _LiveEpisodes:
+    """The episodes in progress, by environment slot, and the phases that advance them.
 
-    Environments step in a thread of their own while the sampler writes the turns that go on: a turn that ended is
-    stepped during the next dispatch and its outcome taken after it, always, so that the order never depends on which
-    of the two was faster. No other thread touches `slots` while a step runs.
+    Environments step in a worker thread while the sampler decodes the other turns: an action is always stepped during
+    the dispatch after the one that sampled it, and its outcome collected after that dispatch, so the order never
+    depends on which of the two is faster. No other thread touches `slots` while a step runs.
+
+    Attributes:
+        sampler, params, slots, chat, max_episode_tokens, stopwatch: as in `run_attempts`.
+        episodes: environment slot -> episode in progress.
+        worker: thread in which environments step.
+        stepping: outcomes of the running step; None when no step runs.
     """
 
     sampler: Sampler
@@ -135,38 +146,40 @@ class _Table:
     chat: ChatTemplate
     max_episode_tokens: int
     stopwatch: Stopwatch
-    live: dict[int, _Live] = dataclasses.field(default_factory=dict)
+    episodes: dict[int, _Live] = dataclasses.field(default_factory=dict)
     worker: ThreadPoolExecutor = dataclasses.field(default_factory=lambda: ThreadPoolExecutor(1, "tbx-environments"))
     stepping: Future[dict[int, SlotOutcome]] | None = None
 
     def start(self, waiting: Iterator[Attempt]) -> Iterator[Rollout]:
-        """Fills free slots, half of all at most: episodes that begin together end their first turns together, and
-        then the sampler would wait for environments that wait for it. Yields attempts that were void from the start.
+        """Starts attempts in free environment slots; yields those that are void from the start.
+
+        At most half of all slots at once: episodes that start together end their first turns together, and then the
+        sampler and the environments would wait for each other.
         """
-        free = [slot for slot in range(self.slots.num_slots) if slot not in self.live]
+        free = [slot for slot in range(self.slots.num_slots) if slot not in self.episodes]
         for slot in free[: max(1, self.slots.num_slots // 2)]:
-            while slot not in self.live and (attempt := next(waiting, None)) is not None:
+            while slot not in self.episodes and (attempt := next(waiting, None)) is not None:
                 with self.stopwatch.running("environment"):
                     outcome = self.slots.start(slot, attempt.uid, attempt.seed)
-                self.live[slot] = _Live(attempt)
+                self.episodes[slot] = _Live(attempt)
                 if outcome.ended:
                     yield self._finish(slot)
                     continue
                 with self.stopwatch.running("policy"):
                     self._open(slot, outcome)
 
-    def write(self) -> dict[int, str | Turn]:
-        """One dispatch of the sampler; what the policy did in each slot whose turn ended."""
+    def sample(self) -> dict[int, str | Turn]:
+        """Runs one dispatch of the sampler; returns the policy's action in each slot whose turn ended."""
         with self.stopwatch.running("policy"):
             turns = self.sampler.advance(self.params) if self.sampler.busy else []
             return {turn.episode: self._action(turn) for turn in turns}
 
     def step(self, actions: Mapping[int, str | Turn]) -> None:
-        """Let the environments of these slots step; `answer` takes what comes of it."""
+        """Starts a step of the environments in these slots; `collect` waits for its outcomes."""
         if actions:
             self.stepping = self.worker.submit(self.slots.advance, actions)
 
-    def answer(self) -> Iterator[Rollout]:
+    def collect(self) -> Iterator[Rollout]:
         """Gives the policy the outcomes of the last `step`; yields the episodes that ended."""
         if self.stepping is None:
             return
@@ -184,42 +197,41 @@ class _Table:
             yield self._finish(slot)
 
     def clear(self) -> None:
-        self.worker.shutdown()  # a step that runs is waited for
-        for slot in self.live:
+        """Frees all slots of sampler and environments."""
+        self.worker.shutdown()  # waits for a running step
+        for slot in self.episodes:
             self.sampler.free(slot)
-        self.live.clear()
+        self.episodes.clear()
 
     def _open(self, slot: int, outcome: SlotOutcome) -> None:
         tools = self.slots.tools(slot)
-        self.live[slot].schemas = schemas_of(tools)
+        self.episodes[slot].schemas = schemas_of(tools)
         ids = self.chat.opening(outcome.messages, tools)
         if not self._give(slot, ids):
             raise ConfigError(
-                f"the prompt of {self.live[slot].attempt.uid} has {len(ids)} tokens and an episode may have "
+                f"the prompt of {self.episodes[slot].attempt.uid} has {len(ids)} tokens and an episode may have "
                 f"{self.max_episode_tokens}: no room for a turn. Raise sampling.max_episode_tokens."
             )
 
     def _give(self, slot: int, ids: Sequence[int]) -> bool:
-        """Appends tokens for the policy to read and asks for its next turn; False, and nothing done, without
-        room.
-        """
-        live = self.live[slot]
+        """Appends tokens for the policy to read and requests its next turn; False, and no effect, without room."""
+        live = self.episodes[slot]
         if len(live.ledger) + len(ids) >= self.max_episode_tokens:
             return False
-        ask = self.sampler.extend if len(live.ledger) else self.sampler.begin
-        ask(slot, ids, live.next_turn_key())
+        request_turn = self.sampler.extend if len(live.ledger) else self.sampler.begin
+        request_turn(slot, ids, live.next_turn_key())
         live.ledger.give(ids)
         return True
 
     def _action(self, turn: SampledTurn) -> str | Turn:
-        self.live[turn.episode].ledger.write(turn.tokens, turn.logps)
+        live = self.episodes[turn.episode]
+        live.ledger.write(turn.tokens, turn.logps)
         text = self.chat.decode(turn.tokens)
-        schemas = self.live[turn.episode].schemas
-        return interpret(text, self.chat.chat_format, truncated=not turn.stopped, schemas=schemas)
+        return interpret(text, self.chat.chat_format, truncated=not turn.stopped, schemas=live.schemas)
 
     def _finish(self, slot: int) -> Rollout:
-        """The record of the episode that ended in `slot`, which is free afterwards."""
-        live = self.live.pop(slot)
+        """The record of the episode that ended in `slot`; frees the slot."""
+        live = self.episodes.pop(slot)
         if len(live.ledger):
             self.sampler.free(slot)
         episode = self.slots.episode(slot, live.attempt.index)

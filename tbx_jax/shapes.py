@@ -1,4 +1,4 @@
-"""The alphabet of axes: one letter per axis, the same in names, types, einsums and sharding rules.
+"""Logical axes: one letter for each, the same in variable names, types, einsums and sharding rules.
 
 `logits_btv` is an array over sequences, token positions and vocabulary; its type is `Float[Array, "b t v"]`, and a
 rule `{"v": "tensor"}` of `conf/mesh` splits it over the mesh axis `tensor`. A new axis gets an entry here first.
@@ -6,14 +6,20 @@ rule `{"v": "tensor"}` of `conf/mesh` splits it over the mesh axis `tensor`. A n
 
 from __future__ import annotations
 
-LETTERS = {
+import jax
+import numpy as np
+
+# Records that are built on the host and read on the devices have arrays of either kind.
+HostOrDevice = np.ndarray | jax.Array
+
+LOGICAL_AXES = {
     "p": "tasks in a batch",
     "g": "attempts at one task (the GRPO group)",
-    "b": "sequences in a batch, p * g; in the sampler its slots",
+    "b": "sequences in a batch, p * g; in the sampler the rows of its cache",
     "t": "token positions being computed",
     "s": "token positions in the cache",
-    "j": "token positions computed but not in the cache yet",
-    "m": "previous tokens that are still seen: by token shift, or by a delta layer's convolution",
+    "j": "token positions computed but not committed to the cache yet",
+    "m": "previous tokens that token shift or a delta layer's convolution still reads",
     "l": "layers",
     "d": "model width",
     "n": "query heads, k * r",
@@ -35,17 +41,17 @@ LETTERS = {
 }
 
 
-def letters_of(axes: str) -> tuple[str, ...]:
-    """The letters of an axis string such as `"l d n h"`, each of them known.
+def parse_axes(axes: str) -> tuple[str, ...]:
+    """The logical axes in a string such as `"l d n h"`.
 
     Raises:
-        ValueError: a letter that the alphabet does not have.
+        ValueError: an axis that is not in `LOGICAL_AXES`.
     """
-    letters = tuple(axes.split())
-    unknown = [letter for letter in letters if letter not in LETTERS]
+    names = tuple(axes.split())
+    unknown = [name for name in names if name not in LOGICAL_AXES]
     if unknown:
         raise ValueError(
-            f"axes {axes!r} use unknown letter(s) {', '.join(map(repr, unknown))}; "
-            f"known: {' '.join(LETTERS)}; write letters apart, or add a new axis to tbx_jax.shapes.LETTERS"
+            f"axes {axes!r} use unknown logical axes {', '.join(map(repr, unknown))}; "
+            f"known: {' '.join(LOGICAL_AXES)}; write letters apart, or add a new axis to tbx_jax.shapes.LOGICAL_AXES"
         )
-    return letters
+    return names

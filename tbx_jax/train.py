@@ -1,14 +1,13 @@
-"""`tbx train`: GRPO on a pool of tasks. Read this file first; each line of the loop is a call into a module
-of that name.
+"""`tbx train`: GRPO on a pool of tasks. Read this file first: it is the table of contents of the trainer.
 
     collect   groups of attempts with mixed outcomes      plan, rollout, groups
     batch     their tokens, each with its advantage       advantages, batching
     update    one optimizer step on the clipped loss      losses, learner
     report    a line of metrics                           metrics_log, console
-    keep      a checkpoint every few steps                checkpoint
+    save      a checkpoint every few steps                checkpoint
 
-Everything random is a function of (seed, step, names), so a run that is killed anywhere and started again
-with the same output_dir ends with the parameters, task order and metrics of one that never stopped.
+Everything random is a function of (seed, step, names), so a run that is killed at any point and started again with the
+same output_dir ends with the parameters, task order and metrics of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -54,17 +53,17 @@ from tbx_jax.sampler.sampler import Sampler
 
 
 def run(config: TrainConfig) -> dict[str, Any]:
-    """Trains as configured, or goes on where a run in the same `output_dir` stopped.
+    """Trains as configured, or resumes the run in the same `output_dir`.
 
-    `output_dir` gets `metrics.jsonl` (one line per step), `checkpoints/`, and at the end `policy/` (a folder
-    that `tbx evaluate policy=` takes) and `summary.json`.
+    `output_dir` gets `metrics.jsonl` (one line per step), `checkpoints/`, and at the end `policy/` (a folder for
+    `tbx evaluate policy=`) and `summary.json`.
 
     Returns:
-        What `summary.json` holds.
+        The content of `summary.json`.
 
     Raises:
-        ConfigError: the run cannot start or go on as configured.
-        EnvironmentFault: too many attempts were void; the last checkpoint stays.
+        ConfigError: the run cannot start or resume as configured.
+        EnvironmentFault: too many attempts were void; a checkpoint is saved first.
     """
     enable_compilation_cache()
     with opened_endpoints(judge=config.judge, user=config.user) as endpoints:
@@ -74,10 +73,10 @@ def run(config: TrainConfig) -> dict[str, Any]:
 
 
 def tasks_to_train_on(config: TrainConfig) -> tuple[str, ...]:
-    """The tasks of the pool that are among `tasks`; without a pool all of `tasks`.
+    """The tasks of the pool that are in `tasks`; without a pool all of `tasks`.
 
     Raises:
-        ConfigError: no such tasks or pool, tasks held out for evaluation, or none left.
+        ConfigError: no such tasks or pool, tasks held out for evaluation, or no task left.
     """
     chosen = select_tasks(config.tasks)
     if config.pool is None:
@@ -87,8 +86,8 @@ def tasks_to_train_on(config: TrainConfig) -> tuple[str, ...]:
         uids = tuple(uid for uid in pool.uids if uid in set(chosen))
         if not uids:
             raise ConfigError(
-                f"none of the {len(pool.uids)} tasks in {config.pool} is among tasks={config.tasks} ({len(chosen)} "
-                f"tasks). Choose tasks that the pool has, or another pool."
+                f"none of the {len(pool.uids)} tasks in {config.pool} is in tasks={config.tasks} ({len(chosen)} "
+                f"tasks). Choose tasks of the pool, or another pool."
             )
     refuse_heldout(uids, train_on_benchmark=config.train_on_benchmark_and_mark_results)
     return uids
@@ -133,7 +132,7 @@ def train(config: TrainConfig, uids: Sequence[str], slots: EpisodeSlots) -> dict
                     functools.partial(
                         run_attempts,
                         sampler,
-                        compute_params(model, state.params),  # given up before the update
+                        compute_params(model, state.params),  # released before the update
                         slots,
                         chat,
                         max_episode_tokens=sampling.max_episode_tokens,
@@ -146,7 +145,7 @@ def train(config: TrainConfig, uids: Sequence[str], slots: EpisodeSlots) -> dict
                     step=step,
                 )
                 batch = batch_of(collected.groups, algo, buckets)
-                with _interrupts_wait():
+                with _interrupts_deferred():
                     with watch.running("update"):
                         state, figures = learner.update(state, batch) if collected.groups else (state, None)
                     progress = dataclasses.replace(progress, step=step, position=collected.position)
@@ -158,7 +157,7 @@ def train(config: TrainConfig, uids: Sequence[str], slots: EpisodeSlots) -> dict
         except (KeyboardInterrupt, EnvironmentFault):
             checkpoints.save(state, progress)
             raise
-        except ConfigError:  # a key that is refused from now on; before the first update, a configuration to correct
+        except ConfigError:  # an endpoint now rejects its key; before the first update, a configuration to correct
             if progress.step:
                 checkpoints.save(state, progress)
             raise
@@ -170,7 +169,7 @@ def train(config: TrainConfig, uids: Sequence[str], slots: EpisodeSlots) -> dict
 
 
 def batch_of(groups: Sequence[Group], algo: AlgoConfig, buckets: Sequence[int]) -> Batch:
-    """The trajectories of all groups, each with its advantage within its own group."""
+    """The trajectories of all groups, each with its advantage in its group."""
     advantages = [group_advantages(group.reward_g, normalize_by_std=algo.normalize_by_std) for group in groups]
     return build_batch(
         [member.trajectory for group in groups for member in group.members if member.trajectory is not None],
@@ -189,8 +188,8 @@ def metrics_of(
 ) -> dict[str, Any]:
     """The row of one step in `metrics.jsonl`.
 
-    Rates are over every clean attempt of complete groups, also of those that were replaced: what is trained on was
-    chosen by outcome and would flatter or slander the policy.
+    Rates are over every clean attempt of complete groups, with those that were replaced: groups to train on are
+    selected by outcome, so rates over them would be biased.
     """
     episodes = [member.episode for group in collected.rolled for member in group.members]
     num_sampled = sum(episode.usage["sampled_tokens"] for episode in episodes)
@@ -222,7 +221,7 @@ def metrics_of(
 
 
 def summary_of(rows: Sequence[dict[str, Any]], config: TrainConfig) -> dict[str, Any]:
-    """What is worth knowing of a finished run; pass rates are means over a tenth of the steps."""
+    """The summary of a finished run; pass rates are means over a tenth of the steps."""
     tenth = max(1, len(rows) // 10)
     parts = {part: sum(row["seconds"][part] for row in rows) for part in ("policy", "environment", "update")}
     return {
@@ -245,7 +244,7 @@ def _mean(values: Sequence[float | int | None]) -> float:
 def _resumed(
     checkpoints: Checkpoints, state: LearnerState, config: TrainConfig, plan: TaskPlan
 ) -> tuple[LearnerState, Progress]:
-    """State and progress of the newest checkpoint; the given state at step 0 where there is none.
+    """State and progress of the newest checkpoint; without one the given state at step 0.
 
     Raises:
         ConfigError: the checkpoint is of another configuration or of other tasks.
@@ -258,16 +257,16 @@ def _resumed(
     refuse_changed_config(saved.config, fresh.config)
     if saved.tasks != tasks:
         raise ConfigError(
-            f"output_dir holds a run on other tasks than the {len(plan.uids)} given now: what "
-            f"{config.pool or config.tasks} names has changed since. Give the tasks it was started with, or another "
+            f"output_dir holds a run on other tasks than the {len(plan.uids)} given now: the tasks of "
+            f"{config.pool or config.tasks} have changed since. Give the tasks it was started with, or another "
             f"output_dir for a new run."
         )
     return checkpoints.restore(state), dataclasses.replace(fresh, step=saved.step, position=saved.position)
 
 
 @contextlib.contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """Keeps Ctrl-C waiting: between the first and the last line of a step there is no state worth keeping."""
+def _interrupts_deferred() -> Iterator[None]:
+    """Defers Ctrl-C to the end of the block: in the middle of an update there is no consistent state to save."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
         yield
         return

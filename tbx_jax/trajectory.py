@@ -1,7 +1,7 @@
-"""Trajectory: the tokens of one episode, who wrote them, and how probable they were when they were sampled.
+"""Trajectory: the tokens of one episode, which of them the policy wrote, and their log-probabilities at sampling.
 
-The one invariant: these are the very ids that were sampled or given, in order. Nothing here was decoded and
-encoded again, so `logp_behavior_t[i]` belongs to `tokens_t[i]` and to no other token.
+The invariant: these are the ids that were sampled or given, in order. No text is decoded and encoded again, so
+`logp_behavior_t[i]` belongs to `tokens_t[i]`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from tbx_envs.errors import ShapeError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trajectory:
-    """What the learner reads of one clean episode.
+    """The learner's view of one clean episode.
 
     Attributes:
-        uid: of the task.
-        attempt: number of the attempt within its group.
-        reward: by the check.
-        truncated: a turn was cut off by a token limit.
-        tokens_t: ids of the whole episode, prompt included.
-        loss_mask_t: True where the policy wrote the token; only these are trained.
-        logp_behavior_t: log-probability (nats) under the parameters that sampled the token; 0 where not
-            written.
+        uid: task id.
+        attempt: index of the attempt in its group.
+        reward: reward from the check.
+        truncated: True when a token limit truncated a turn.
+        tokens_t: token ids of the whole episode, prompt included.
+        loss_mask_t: True where the policy wrote the token; only these are trained on.
+        logp_behavior_t: log-probability (nats) under the parameters that sampled the token; 0 for other tokens.
     """
 
     uid: str
@@ -43,8 +42,8 @@ class Trajectory:
         if len(lengths) != 1:
             raise ShapeError(
                 f"trajectory of {self.uid}, attempt {self.attempt}: {len(self.tokens_t)} tokens, "
-                f"{len(self.loss_mask_t)} marks of who wrote them and {len(self.logp_behavior_t)} "
-                f"log-probabilities; all three must be as many. Fill them from one TokenLedger."
+                f"{len(self.loss_mask_t)} mask entries and {len(self.logp_behavior_t)} "
+                f"log-probabilities; all three must have the same length. Fill them from one TokenLedger."
             )
 
     def __len__(self) -> int:

@@ -1,5 +1,5 @@
 """Several virtual CPU devices, set before anything imports JAX, so that sharding is testable everywhere; how XLA
-compiles; and which tests may run side by side.
+compiles; which tests may run side by side; and our small dataset.
 """
 
 import os

@@ -10,7 +10,7 @@ import pytest
 from tbx_envs.commands import cli
 from tbx_envs.commands.cli import commands, main
 from tbx_envs.evaluation.task_lists import select_tasks
-from tbx_envs.version import __version__
+from tbx_envs.version import DISTRIBUTION, __version__
 
 UID = select_tasks("train")[0]
 
@@ -27,7 +27,7 @@ def tbx(*arguments, cwd):
 
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory):
-    """A small run of the scripted policy with errors."""
+    """A small evaluation run of the scripted agent with errors."""
     folder = tmp_path_factory.mktemp("cli") / "scripted"
     done = tbx(
         "evaluate",
@@ -84,7 +84,7 @@ def test_errors_of_ours_are_one_message_and_exit_code_two(capsys):
     assert "Traceback" not in told
 
 
-def test_the_traceback_is_there_for_who_asks(monkeypatch):
+def test_the_traceback_is_shown_on_request(monkeypatch):
     from tbx_envs.errors import DomainError
 
     monkeypatch.setenv("TBX_TRACEBACK", "1")
@@ -92,7 +92,7 @@ def test_the_traceback_is_there_for_who_asks(monkeypatch):
         main(["tasks", "show", "clinic/nothing/000"])
 
 
-def test_an_interruption_says_how_to_go_on(monkeypatch, capsys):
+def test_an_interruption_says_how_to_resume(monkeypatch, capsys):
     class Interrupted:
         summary = ""
 
@@ -101,7 +101,7 @@ def test_an_interruption_says_how_to_go_on(monkeypatch, capsys):
 
     monkeypatch.setattr(cli, "commands", lambda: {"report": Interrupted()})
     assert main(["report"]) == 130
-    assert "goes on from here" in capsys.readouterr().err
+    assert "resumes from here" in capsys.readouterr().err
 
 
 def test_evaluate_writes_rows_summary_transcripts_and_where_they_came_from(scripted):
@@ -119,7 +119,7 @@ def test_evaluate_writes_rows_summary_transcripts_and_where_they_came_from(scrip
     assert run["config"]["policy"] == "scripted"
     assert run["config"]["output_dir"] == str(folder)
     assert run["libraries"]["numpy"]
-    assert "never trained" in done.stdout
+    assert "held-out families" in done.stdout
 
 
 def test_report_shows_what_evaluate_wrote(scripted, capsys):
@@ -194,3 +194,59 @@ def test_looking_at_tasks_and_evaluating_without_a_model_import_no_jax(tmp_path)
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+WITHOUT_JAX = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("jax", "jaxlib"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocked())
+from tbx_envs.commands.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def tbx_without_jax(*arguments, cwd):
+    """`tbx` as in an environment into which JAX was never installed."""
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_JAX, *arguments], cwd=cwd, capture_output=True, text=True, timeout=100
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "output_dir=out"],
+        ["evaluate", "policy=nano", "output_dir=out"],
+        ["export", "nano", "out"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_command_whose_extra_is_missing_says_the_line_that_installs_it(tmp_path, arguments):
+    done = tbx_without_jax(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    line = f"tbx {arguments[0]} needs jax, which is not installed. Run: pip install '{DISTRIBUTION}[jax]'"
+    assert done.stderr.splitlines()[-1] == f"ConfigError: {line}"
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("rows.jsonl"))
+
+
+def test_commands_that_need_no_jax_run_without_it(tmp_path):
+    assert "\n  train " in tbx_without_jax("--help", cwd=tmp_path).stdout
+    done = tbx_without_jax("evaluate", "policy=oracle", f"tasks={UID}", "attempts=1", "output_dir=out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["pass_at_1"] == 1.0
+
+
+def test_a_missing_module_that_no_extra_installs_is_not_explained_away(monkeypatch):
+    class Broken:
+        summary = ""
+
+        def run(self, arguments):
+            raise ModuleNotFoundError("No module named 'tbx_envs.nothing'", name="tbx_envs.nothing")
+
+    monkeypatch.setattr(cli, "commands", lambda: {"report": Broken()})
+    with pytest.raises(ModuleNotFoundError, match=r"tbx_envs\.nothing"):
+        main(["report"])

@@ -16,7 +16,10 @@ import tbx_envs.domains
 import tbx_jax.config
 from tbx_envs.agents import Attempt
 from tbx_envs.commands import cli
+from tbx_envs.commands.command import HydraCommand, imported
 from tbx_envs.domains import load_domain
+from tbx_envs.endpoints.config import EndpointConfig
+from tbx_envs.endpoints.costs import Prices
 from tbx_envs.evaluation.run import row_of
 from tbx_envs.task import Task
 from tbx_envs.testing.agents import prescribed_episode
@@ -24,9 +27,20 @@ from tbx_envs.testing.agents import prescribed_episode
 ROOT = pathlib.Path(__file__).parents[1]
 README, CHANGELOG = ROOT / "README.md", ROOT / "CHANGELOG.md"
 ARCHITECTURE, TASKS, TRAIN = (ROOT / "docs" / f"{name}.md" for name in ("architecture", "tasks", "train"))
-PAGES = (README, CHANGELOG, *sorted((ROOT / "docs").glob("*.md")))
-RECORDS = tuple(tbx_jax.config.Record.__subclasses__())
+CONTRIBUTING, API = ROOT / "CONTRIBUTING.md", ROOT / "docs" / "api.md"
+PAGES = (README, CHANGELOG, CONTRIBUTING, *sorted((ROOT / "docs").glob("*.md")))
 EXPERIMENTS = sorted((ROOT / "conf" / "experiment").glob("*.yaml"))
+
+
+def leaves(record):
+    """The records that a configuration is validated by, their common bases left out."""
+    below = record.__subclasses__()
+    return tuple(leaf for part in below for leaf in leaves(part)) if below else (record,)
+
+
+RECORDS = {record.__name__: list(record.model_fields) for record in leaves(tbx_jax.config.Record)} | {
+    record.__name__: [field.name for field in dataclasses.fields(record)] for record in (EndpointConfig, Prices)
+}
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXCERPT = re.compile(r"# ((?:tbx_envs|tbx_jax|conf)/\S+)\n")
@@ -77,8 +91,12 @@ def composed(program, *overrides):
     """The validated configuration of a Hydra program; of a sweep its first run."""
     first = [re.sub(r"^([^=]+=[^,\[]+),.*", r"\1", override) for override in overrides]
     with initialize_config_module("tbx_conf", version_base=None):
-        record = getattr(tbx_jax.config, f"{program.capitalize()}Config")
+        record = imported(hydra_programs()[program].record)
         return tbx_jax.config.validated(record, compose(program, overrides=["output_dir=x", *first]))
+
+
+def hydra_programs():
+    return {name: command for name, command in cli.commands().items() if isinstance(command, HydraCommand)}
 
 
 # --- what is shown runs -------------------------------------------------------------------------------------
@@ -130,8 +148,10 @@ def test_a_tbx_command_that_is_shown_exists_and_its_overrides_compose(page):
     for program, *rest in commands(page):
         if program.startswith("-"):
             continue
+        if page == CHANGELOG:  # tells what was, too
+            program = cli.RENAMED_COMMANDS.get(program, program)
         assert program in cli.commands(), f"{page.name} shows `tbx {program}`"
-        if hasattr(tbx_jax.config, f"{program.capitalize()}Config"):
+        if program in hydra_programs():
             composed(program, *(word for word in rest if not word.startswith("-")))
 
 
@@ -171,7 +191,7 @@ def test_a_dotted_name_on_a_page_can_be_imported(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_file_that_is_named_is_there(page):
     for span in spans(page):
-        if re.fullmatch(r"(tbx_envs|tbx_jax|conf|tests|docs|benchmarks)/[\w./-]*", span):
+        if re.fullmatch(r"(tbx_envs|tbx_jax|conf|tests|docs|benchmarks|examples)/[\w./-]*", span):
             assert (ROOT / span).exists(), f"{page.name} names {span}"
 
 
@@ -182,10 +202,25 @@ def test_relative_links_resolve(page):
             assert (page.parent / target.partition("#")[0]).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+@pytest.mark.parametrize("record", RECORDS)
 def test_every_key_of_a_configuration_record_has_a_line(record):
-    listed = first_cells(section(TRAIN, f"`{record.__name__}`"))
-    assert sorted(listed) == sorted(record.model_fields)
+    listed = first_cells(section(TRAIN, f"`{record}`"))
+    assert sorted(listed) == sorted(RECORDS[record])
+
+
+def test_every_record_that_a_program_composes_has_a_section():
+    def records(config):
+        yield type(config).__name__
+        for part in vars(config).values() if isinstance(config, tbx_jax.config.Record) else ():
+            if isinstance(part, tbx_jax.config.Record | EndpointConfig):
+                yield from records(part)
+
+    parts = ("agent", "user", "judge")
+    where = [f"{part}.endpoint.{key}=x" for part in parts for key in ("base_url", "model")]
+    served = composed("evaluate", *(f"{part}=endpoint" for part in parts), *where)
+    configs = [served, *(composed(program) for program in hydra_programs())]
+    met = {name for config in configs for name in records(config)}
+    assert met | {"Prices", "RopeScaling", "HybridConfig"} == RECORDS.keys()  # these three are null by default
 
 
 def test_the_configuration_groups_of_every_program_are_listed():
@@ -195,8 +230,7 @@ def test_the_configuration_groups_of_every_program_are_listed():
         nested = {name for name, value in composed(program) if isinstance(value, tbx_jax.config.Record)}
         nested = {"sampling" if name in ("rollout", "evaluation") else name for name in nested}
         assert groups - {"rollout", "evaluation"} == nested, program
-    programs = {name for name in cli.commands() if hasattr(tbx_jax.config, f"{name.capitalize()}Config")}
-    assert listed.keys() == programs
+    assert listed.keys() == hydra_programs().keys()
 
 
 def test_every_column_of_the_training_metrics_has_a_line():
@@ -239,6 +273,11 @@ def test_the_domain_is_described_as_it_is():
     assert counts in README.read_text(encoding="utf-8") and counts in CHANGELOG.read_text(encoding="utf-8")
 
 
+def test_the_api_reference_has_every_public_name_once():
+    listed = re.findall(r"^::: tbx_envs\.(\w+)$", API.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted([*listed, "__version__"]) == sorted(tbx_envs.__all__)
+
+
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda path: path.stem)
 def test_an_experiment_composes_and_says_what_it_is_for(experiment):
     header = [line for line in experiment.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
@@ -265,7 +304,7 @@ MODULES = modules()
 
 
 def test_letters_named_for_sharding_are_those_of_the_alphabet():
-    from tbx_jax.shapes import LETTERS
+    from tbx_jax.shapes import LOGICAL_AXES
 
     named_letters = re.findall(r"`([a-z])` ", section(TRAIN, "Sharding"))
-    assert named_letters and set(named_letters) <= LETTERS.keys()
+    assert named_letters and set(named_letters) <= LOGICAL_AXES.keys()

@@ -1,8 +1,8 @@
-"""Who acts in an evaluation.
+"""Agents: what acts in an evaluation.
 
-A `Agent` plays attempts and gives back one episode for each, in any order. The agents of this package are
-agents that take one turn after the other (`play_turns`): `oracle`, `idle`, `scripted`. A agent of a policy
-model runs many episodes together instead (`tbx_jax.commands.agents`).
+An `Agent` runs attempts and returns one episode for each, in any order. The agents of this package take one turn after
+the other (`play_turns`): `oracle`, `idle`, `scripted`, and `endpoint`, a served model. The agent of a policy's weights
+runs many episodes together instead (`tbx_jax.commands.agents`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tbx_envs.task import AnyTask
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try at a task, to be made.
+    """One attempt at a task that an agent is to make.
 
     Attributes:
-        uid: of the task.
+        uid: task id.
         index: number of the attempt at this task, from 0.
-        seed: of everything random in the episode: the user's wording, and what the policy draws.
+        seed: seed of everything random in the episode: the user's wording and the agent's samples.
     """
 
     uid: str
@@ -33,12 +33,12 @@ class Attempt:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Opening:
-    """What an agent finds when its episode begins.
+    """What an agent is given at the start of its episode.
 
     Attributes:
-        task: the whole task; only agents that know the answer look at it.
-        messages: said so far: the rules first, the user's first message last.
-        tools: of the episode, as OpenAI-function style dictionaries.
+        task: whole task; only agents that are meant to know the solution read it.
+        messages: messages so far, the rules first and the user's first message last.
+        tools: tools of the episode, as OpenAI-function style dictionaries.
     """
 
     task: AnyTask
@@ -48,9 +48,9 @@ class Opening:
 
 @runtime_checkable
 class Agent(Protocol):
-    """Plays attempts."""
+    """Runs attempts."""
 
     def run(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
-        """One episode for each attempt, in any order, void ones too: a fault of one attempt never stops the
+        """One episode for each attempt, in any order, including void ones: a fault in one attempt does not stop the
         others."""
         ...

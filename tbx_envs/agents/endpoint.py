@@ -1,8 +1,8 @@
-"""A served model as a agent: an agent that asks an endpoint for each of its turns.
+"""A served model as an agent: it requests each turn from an endpoint.
 
-What the model writes is read as in training (`tbx_envs.chat.interpretation`), unless the server has taken calls and
-reasoning out of it already. What it has written goes back to it in the server's own form: every call as a tool call,
-with the server's id, and every answer as the result of one, since servers refuse a result without its call.
+The model's text is interpreted as in training (`tbx_envs.chat.interpretation`), unless the server has already separated
+calls and reasoning from it. Earlier turns are sent back in the server's own form: every call as a tool call with the
+server's id, and every answer as the result of one, since servers reject a result without its call.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from tbx_envs.endpoints.responses import Completion, EndpointCall
 from tbx_envs.episode import Episode
 from tbx_envs.errors import ContextExceeded, EndpointError, EndpointRefused, PolicyFault
 from tbx_envs.messages import BadCall, Message, Text, ToolCall, ToolResult, Turn
+from tbx_envs.runtime import EpisodeOptions
 from tbx_envs.seeding import derive
 
-_SEEDS = 2**31  # some servers take no larger ones
-_NO_NAME = "unreadable"  # stands for the tool of a call that could not be read
-_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")  # servers refuse a conversation with such a tool name in it
-_LONGEST_NAME = 64
+_NUM_SEEDS = 2**31  # some servers accept no larger ones
+_NO_NAME = "unreadable"  # tool name of a call that could not be parsed
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")  # servers reject a conversation with such a character in a tool name
+_MAX_NAME_LENGTH = 64
 
 
 @dataclasses.dataclass(slots=True)
@@ -42,8 +43,8 @@ class EndpointUse:
 
     Attributes:
         usage: tokens of all completions; `prompt` counts a conversation again each time it is sent.
-        seconds: waited for completions.
-        refused: the endpoint will answer nobody until its settings are changed.
+        seconds: time spent waiting for completions.
+        refused: True when the endpoint will answer no request until its settings are changed.
     """
 
     usage: TokenUsage = NOTHING_USED
@@ -52,13 +53,13 @@ class EndpointUse:
 
 
 class EndpointAgent:
-    """Plays attempts with a served model.
+    """Runs attempts with a served model.
 
     Args:
-        endpoint: the model.
-        concurrency: number of episodes that run at the same time; None is as many as the endpoint takes requests.
-        options: how every episode is set up; its `chat_format` is how calls are written in the model's text, where the
-            server does not parse them. None is the defaults.
+        endpoint: client of the model server.
+        concurrency: number of episodes that run at the same time; None is the endpoint's limit of concurrent requests.
+        options: options of every episode; None is the defaults. Their `chat_format` is the syntax of calls in the
+            model's text, for servers that do not parse them.
     """
 
     def __init__(
@@ -73,13 +74,13 @@ class EndpointAgent:
         self._concurrency = endpoint.config.concurrency if concurrency is None else concurrency
 
     def run(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
-        """One episode for each attempt, as they end, void ones too. `usage` has `sampled_tokens`, `given_tokens` and
-        `cached_tokens` where the server counts them, `seconds` has `policy`.
+        """One episode for each attempt, as they end, including void ones. `usage` has `sampled_tokens`, `given_tokens`
+        and `cached_tokens` where the server counts them, `seconds` has `policy`.
 
-        When the caller stops early, requests on their way are taken back.
+        When the caller stops early, pending requests are cancelled.
 
         Raises:
-            PolicyFault: the endpoint refuses everybody (a wrong key, address or model): no attempt can succeed.
+            PolicyFault: the endpoint answers no request at all (a wrong key, address or model): no attempt can succeed.
         """
         stop = threading.Event()
         uses: dict[Attempt, EndpointUse] = {}
@@ -113,13 +114,17 @@ def endpoint_agent(
     chat_format: str = "hermes",
     stop: threading.Event | None = None,
 ) -> AgentTurns:
-    """The agent of one attempt: yields turns, is sent what answers them.
+    """The agent of one attempt: yields turns and is sent the messages that answer each.
 
     A conversation that has outgrown the model's context ends as truncated; one that never fitted is a fault.
 
     Args:
-        use: kept up to date.
-        stop: set by another thread when nobody waits for the episode any more.
+        endpoint: client of the model server.
+        attempt: attempt to make.
+        opening: start of its episode.
+        use: record that is kept up to date.
+        chat_format: syntax of calls in the model's text.
+        stop: event that another thread sets when the episode is no longer wanted.
 
     Raises:
         PolicyFault: the endpoint gave no usable answer.
@@ -129,7 +134,7 @@ def endpoint_agent(
     schemas = schemas_of(opening.tools)
     num_calls = sum(len(said.calls) for said in opening.messages if isinstance(said, Turn))
     for number in itertools.count():
-        seed = derive(attempt.seed, "policy", number) % _SEEDS
+        seed = derive(attempt.seed, "policy", number) % _NUM_SEEDS
         began = time.perf_counter()
         try:
             completion = endpoint.complete(chat, tools=opening.tools, seed=seed, stop=stop)
@@ -152,7 +157,7 @@ def endpoint_agent(
         num_calls += len(turn.calls)
 
 
-# --- what came, read ----------------------------------------------------------------------------------------
+# --- from completions to turns ------------------------------------------------------------------------------
 
 
 def turn_of(
@@ -162,13 +167,15 @@ def turn_of(
     first_call: int = 0,
     schemas: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Turn:
-    """The turn that a completion says; never raises on what a model wrote.
+    """The turn of a completion; no text of a model makes it raise.
 
-    Where the server has taken calls out, the words are not searched for calls: some servers leave them in as well,
-    and a call must not be made twice.
+    Where the server has parsed the calls, the text is not searched for calls: some servers leave them in the text as
+    well, and a call must not be made twice.
 
     Args:
-        first_call: number of the first call's id.
+        completion: answer of the endpoint.
+        chat_format: syntax of calls in the text.
+        first_call: number in the first call's id.
         schemas: tool -> JSON schema of its arguments (`tbx_envs.chat.interpretation.interpret`).
     """
     turn = interpret(
@@ -179,7 +186,7 @@ def turn_of(
         return dataclasses.replace(turn, reasoning=reasoning)
     calls = [_read_call(call, f"call_{number}") for number, call in enumerate(completion.tool_calls, first_call)]
     text, last = turn.text, calls[-1]
-    if completion.truncated and isinstance(last, BadCall):  # cut off, which is no mistake of the model
+    if completion.truncated and isinstance(last, BadCall):  # cut off by the limit, not a mistake of the model
         text = "\n".join(filter(None, [text, last.raw]))
         calls.pop()
     return Turn(text, tuple(calls), reasoning, completion.truncated)
@@ -197,21 +204,22 @@ def _decoded(arguments: str) -> Any:
     try:
         value, end = decode(arguments, 0)
     except json.JSONDecodeError:
-        # Neither the parser's words nor its position: both differ between versions of Python.
+        # The parser's own message and position are left out: both differ between versions of Python.
         raise Unreadable("The arguments are not valid JSON. Use double quotes and no trailing commas.") from None
     if arguments[end:].strip():
         raise Unreadable("There is more text after the arguments. Give one JSON object.")
     return value
 
 
-# --- what goes back -----------------------------------------------------------------------------------------
+# --- from messages to requests ------------------------------------------------------------------------------
 
 
 def wire_messages(messages: Iterable[Message], sent_ids: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """Messages as OpenAI wants them.
+    """Messages in OpenAI's form.
 
     Args:
-        sent_ids: id of a call in the episode -> the id that the server knows it by, where it is another one.
+        messages: messages of the episode.
+        sent_ids: id of a call in the episode -> the server's id of that call, where they differ.
     """
     chat: list[dict[str, Any]] = []
     for message in messages:
@@ -228,19 +236,20 @@ def wire_messages(messages: Iterable[Message], sent_ids: Mapping[str, str] | Non
 
 
 def wire_turn(turn: Turn, completion: Completion | None = None, tools: Iterable[str] = ()) -> dict[str, Any]:
-    """A turn as the message it came in, so that the model reads what it wrote.
+    """A turn as the message it was received as, so that the model reads what it wrote.
 
-    A call that could not be read goes back as a call too, with what stood there as its only argument: a server would
-    refuse the conversation if it had to read it once more.
+    A call that could not be parsed is sent back as a call too, with its text as the only argument: a server that had to
+    parse it again would reject the conversation.
 
     Args:
-        completion: that it was read from; None for a turn of the task's history.
+        turn: turn of the agent.
+        completion: completion that the turn was read from; None for a turn of the task's history.
         tools: names that the server knows; others are spelt so that it accepts them.
     """
     entry: dict[str, Any] = {"role": "assistant", "content": turn.text}
     if completion is not None and completion.reasoning_field:
         entry[completion.reasoning_field] = completion.reasoning
-    elif turn.reasoning:  # it stood in the words, and goes back there
+    elif turn.reasoning:  # it was part of the text, and is sent back as such
         entry["content"] = f"{THINK_OPEN}\n{turn.reasoning}\n{THINK_CLOSE}\n\n{turn.text}"
     if turn.calls:
         entry["content"] = entry["content"] or None
@@ -258,13 +267,13 @@ def wire_turn(turn: Turn, completion: Completion | None = None, tools: Iterable[
 
 
 def _wire_ids(turn: Turn, completion: Completion | None) -> list[str]:
-    """The server's ids of the turn's calls where it gave each its own, else those of the episode."""
+    """The server's ids of the turn's calls where each has one of its own, otherwise those of the episode."""
     given = [call.id for call in completion.tool_calls] if completion is not None else []
     return given if all(given) and len(set(given)) == len(given) == len(turn.calls) else [c.id for c in turn.calls]
 
 
 def _wire_name(name: str) -> str:
-    return _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME] or _NO_NAME
+    return _NOT_IN_NAMES.sub("_", name)[:_MAX_NAME_LENGTH] or _NO_NAME
 
 
 def _wire_arguments(call: ToolCall | BadCall) -> str:

@@ -1,5 +1,4 @@
-"""The idle policy ends at once: a task that it passes rewards doing nothing, and must say why that is
-right."""
+"""The idle agent ends at once. A task that it passes rewards doing nothing, and must say why that is right."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ class IdleAgent:
 
     Args:
         concurrency: number of episodes that run at the same time (`play_turns`).
-        options: how every episode is set up; None is the defaults.
+        options: options of every episode; None is the defaults.
     """
 
     def __init__(self, *, concurrency: int = 1, options: EpisodeOptions | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The oracle makes the task's expected calls, one a turn, and ends: every task must pass it."""
+"""The oracle makes the task's expected calls, one per turn, and ends: it must pass every task."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tbx_envs.runtime import EpisodeOptions
 
 
 class OracleAgent:
-    """Knows the expected calls. It never speaks to the user.
+    """Makes the expected calls and never speaks to the user.
 
     Args:
         concurrency: number of episodes that run at the same time (`play_turns`).
-        options: how every episode is set up; None is the defaults.
+        options: options of every episode; None is the defaults.
     """
 
     def __init__(self, *, concurrency: int = 1, options: EpisodeOptions | None = None) -> None:

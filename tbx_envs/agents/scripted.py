@@ -1,5 +1,4 @@
-"""The scripted policy: the domain's own agent, which follows the rules except for a stated share of
-errors."""
+"""The scripted agent of a domain: it follows the rules, except for a given error rate."""
 
 from __future__ import annotations
 
@@ -16,13 +15,13 @@ from tbx_envs.task import Task
 
 
 class ScriptedAgent:
-    """Plays each task with its family's scripted agent.
+    """Runs the scripted agent of each task's family.
 
     Args:
-        error_rate: probability that the agent breaks a rule, times the pressure of the caller (`Family.scripted`); 0 is
-            never.
+        error_rate: probability that the agent breaks a rule at a decision, before it is multiplied by the pressure of
+            the caller (`Family.scripted`); 0 is never.
         concurrency: number of episodes that run at the same time (`play_turns`).
-        options: how every episode is set up; None is the defaults.
+        options: options of every episode; None is the defaults.
     """
 
     def __init__(self, error_rate: float = 0.0, *, concurrency: int = 1, options: EpisodeOptions | None = None) -> None:
@@ -37,6 +36,6 @@ class ScriptedAgent:
     def _agent(self, attempt: Attempt, opening: Opening) -> AgentTurns:
         task = opening.task
         if not isinstance(task, Task):
-            raise ConfigError(f"task {task.uid}: only our own domains have a scripted agent; take another policy.")
+            raise ConfigError(f"task {task.uid}: only our own domains have a scripted agent; choose another policy.")
         family = load_domain(task.domain).families[task.family]
         return family.scripted(task, rng(attempt.seed, "scripted"), self.error_rate)

@@ -1,5 +1,7 @@
-"""Agents that take one turn after the other: each attempt is played by an agent of its own, several at once if
-asked."""
+"""Episodes of agents that are generators: an attempt has an agent of its own, which yields one turn after the other.
+
+Several episodes can run at the same time, each in a thread.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,10 @@ from tbx_envs.agents import Attempt, Opening
 from tbx_envs.domains import AgentTurns
 from tbx_envs.episode import Episode
 from tbx_envs.errors import PolicyFault
-from tbx_envs.messages import Message
 from tbx_envs.runtime import EpisodeOptions
 from tbx_envs.vector import EpisodeSlots
 
-# Makes the agent of one attempt, which has begun with that opening.
+# (attempt, opening) -> agent of that attempt, whose episode has started with the opening.
 AgentMaker = Callable[[Attempt, Opening], AgentTurns]
 
 
@@ -30,17 +31,20 @@ def play_turns(
     stop: threading.Event | None = None,
     options: EpisodeOptions | None = None,
 ) -> Generator[Episode, None, None]:
-    """One episode for each attempt, played by the agent that `make_agent` makes for it.
+    """One episode for each attempt, with the agent that `make_agent` makes for it.
 
-    An agent that raises, or that has nothing left to say before the episode's end, has failed: the episode
-    is void with a fault of kind `policy`.
+    An agent that raises, or that returns before the episode's end, has failed: the episode is void with a fault of kind
+    `policy`.
 
     Args:
-        concurrency: how many episodes run at the same time, each in a thread. Worth it where an episode waits for
-            other processes or for a network. With 1 the episodes come in order, else as they end.
-        stop: set when the caller stops early or is interrupted, so that agents that wait for something can let go.
-            Episodes that run end with the turn they are in.
-        options: how every episode is set up; None is the defaults.
+        attempts: attempts to make.
+        make_agent: maker of the agent of each attempt.
+        concurrency: number of episodes that run at the same time, each in a thread. More than 1 pays off where an
+            episode waits for other processes or for a network. With 1 the episodes are yielded in order, otherwise as
+            they end.
+        stop: event that is set when the caller stops early or is interrupted, so that waiting agents can return.
+            Running episodes end after their current turn.
+        options: options of every episode; None is the defaults.
 
     Raises:
         DomainError: no such task, or one whose expected calls fail.
@@ -64,7 +68,7 @@ def _play_many(
     stop: threading.Event,
     options: EpisodeOptions | None,
 ) -> Iterator[Episode]:
-    """The episodes as they end. When the caller stops early, those that run are waited for and dropped."""
+    """The episodes as they end. When the caller stops early, the running ones are awaited and dropped."""
     idle = deque(EpisodeSlots(1, options) for _ in range(concurrency))
     waiting = iter(attempts)
     running: dict[Future[Episode], EpisodeSlots] = {}
@@ -93,13 +97,12 @@ def _play_one(slots: EpisodeSlots, attempt: Attempt, make_agent: AgentMaker, sto
     opening = Opening(slots.env(0).task, outcome.messages, slots.tools(0))
     try:
         agent = _guarded(lambda: make_agent(attempt, opening), attempt)
-        answers: tuple[Message, ...] | None = None  # what starts a generator
+        next_turn = functools.partial(next, agent)
         while not outcome.ended:
             if stop.is_set():
-                raise PolicyFault(f"task {attempt.uid}: given up between two turns, since the run stops.")
-            turn = _guarded(functools.partial(agent.send, answers), attempt)
-            outcome = slots.advance({0: turn})[0]
-            answers = outcome.messages
+                raise PolicyFault(f"task {attempt.uid}: stopped between two turns, since the run is being stopped.")
+            outcome = slots.advance({0: _guarded(next_turn, attempt)})[0]
+            next_turn = functools.partial(agent.send, outcome.messages)
     except PolicyFault as fault:
         return slots.abandon(0, attempt.index, fault)
     return slots.episode(0, attempt.index)
@@ -113,12 +116,11 @@ def _guarded(step: Callable[[], T], attempt: Attempt) -> T:
         return step()
     except StopIteration:
         raise PolicyFault(
-            f"task {attempt.uid}: the agent had no turn left, and the episode goes on. Let its last turn end with "
-            f"<DONE>."
+            f"task {attempt.uid}: the agent returned before the end of the episode. Let its last turn end with <DONE>."
         ) from None
     except PolicyFault:
         raise
-    except Exception as error:  # the episode boundary: whatever an agent raises voids the episode
+    except Exception as error:  # the episode boundary: any error of an agent voids the episode
         raise PolicyFault(
             f"task {attempt.uid}: the agent raised {type(error).__name__}: {error}. The episode is void; fix the agent."
         ) from error

@@ -1,11 +1,11 @@
-"""ChatML templates of ours, for models that were taught ChatML but whose own template leaves tools out (SmolLM2).
+"""Our own ChatML templates, for models that were trained on ChatML but whose template leaves tools out (SmolLM2).
 
-`CHATML_WITH_TOOLS` is for general use; `CHATML_COMPACT` for a small model that is trained on one domain and learns its
-rules and tools from demonstrations: it renders turns only, so that an episode is hundreds of tokens, not thousands.
+`CHATML_WITH_TOOLS` is for general use; `CHATML_COMPACT` is for a small model that is trained on one domain and learns
+its rules and tools from demonstrations: it renders turns only, so that an episode is hundreds of tokens, not thousands.
 
-Messages are laid out as those models know them. What is added is ours: tools are described behind the first system
-message, calls are written in the `hermes` format, results are messages of the role `tool`, and reasoning is kept in all
-turns. A policy's folder that is saved with it is rendered alike by every server.
+Messages have the layout that those models know. Our additions: tools are described after the first system message,
+calls are written in the `hermes` format, results are messages of the role `tool`, and reasoning is kept in all turns.
+Every server renders a policy folder saved with such a template in the same way.
 """
 
 CHATML_WITH_TOOLS = r"""
@@ -57,5 +57,5 @@ CHATML_COMPACT = r"""
 {%- endif %}
 """
 
-# By the names that commands know them by.
+# Name on the command line -> template.
 CHAT_TEMPLATES = {"tools": CHATML_WITH_TOOLS, "compact": CHATML_COMPACT}

@@ -1,6 +1,6 @@
-"""Which format a chat template writes: two calls are rendered by it, and the format that reads them back is the one.
+"""Detects the call format of a chat template: it renders two calls, and its format is the one that reads both back.
 
-Nothing is known here of models and their names, so a fine-tuned or renamed model is no special case.
+Detection does not depend on the names of models, so a fine-tuned or renamed model is no special case.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tbx_envs.chat.interpretation import interpret, known_formats, schemas_of
 from tbx_envs.errors import ConfigError
 from tbx_envs.messages import Message, Text, ToolCall, Turn, to_chat
 
-# (messages as chat dictionaries) -> the text that the template makes of them
+# (messages as chat dictionaries) -> rendered text
 Render = Callable[[list[dict[str, Any]]], str]
 
 _USER = Text("user", "a")
@@ -32,7 +32,7 @@ def _tool(name: str, description: str, /, **types: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-# The tools that probe conversations use, here and in `tbx_envs.chat.template`.
+# Tools of the probe conversations, here, in `tbx_envs.chat.template` and in its check.
 PROBE_TOOLS: Sequence[dict[str, Any]] = (
     _tool("find", "Finds a customer.", name="string", limit="integer"),
     _tool("note", "Writes a note.", text="string", tags="array", urgent="boolean"),
@@ -42,10 +42,10 @@ PROBE_SCHEMAS = schemas_of(PROBE_TOOLS)
 
 
 def written_format(render: Render) -> str:
-    """The name of the format in which a template writes calls.
+    """Name of the format in which a template writes calls.
 
     Raises:
-        ConfigError: it leaves calls out, or none of the known formats reads them back.
+        ConfigError: the template leaves calls out, or none of the known formats reads them back.
     """
     texts = [_call_as_written(render, call) for call in _CALLS]
     for name in known_formats():
@@ -56,8 +56,8 @@ def written_format(render: Render) -> str:
             return name
     if not any(call.name in text for text, call in zip(texts, _CALLS, strict=True)):
         raise ConfigError(
-            "the chat template leaves out tool calls, so the policy could never be shown one. Use a template with "
-            "tools; for a model that was taught ChatML: tbx export POLICY FOLDER --chat-template tools"
+            "the chat template leaves out tool calls, so the policy could never be shown one. Use a template that "
+            "renders them; for a model trained on ChatML: tbx export POLICY FOLDER --chat-template tools"
         )
     raise ConfigError(
         f"the chat template writes a call as {texts[0]!r}, which no known format reads back: "
@@ -66,7 +66,7 @@ def written_format(render: Render) -> str:
 
 
 def _call_as_written(render: Render, call: ToolCall) -> str:
-    """What of a rendered conversation differs between an answer in words and this call: the call alone."""
+    """The text of the call alone: what differs between the conversation with this call and with a text answer."""
 
     def rendered(turn: Turn) -> str:
         conversation: list[Message] = [_USER, turn]
@@ -79,11 +79,11 @@ def _call_as_written(render: Render, call: ToolCall) -> str:
 
 
 def format_of_template(template: str, **options: Any) -> str:
-    """The name of the format in which `template`, the text of a chat template, writes calls.
+    """Name of the format in which a chat template writes calls.
 
     Args:
-        template: Jinja, as models ship it.
-        options: variables for the template (`enable_thinking`, `bos_token`).
+        template: Jinja source, as models ship it.
+        options: variables of the template (`enable_thinking`, `bos_token`).
 
     Raises:
         ConfigError: as in `written_format`, or the template cannot be rendered.
@@ -93,12 +93,12 @@ def format_of_template(template: str, **options: Any) -> str:
 
     def render(chat: list[dict[str, Any]]) -> str:
         try:
-            (text,), _ = render_jinja_template([chat], tools=list(PROBE_TOOLS), chat_template=template, **options)
+            rendered = render_jinja_template([chat], tools=list(PROBE_TOOLS), chat_template=template, **options)
         except (jinja2.TemplateError, ValueError, TypeError) as error:
             raise ConfigError(
                 f"the chat template cannot render a user and an answer: {error}. Use a template that knows system, "
                 f"user, assistant and tool messages."
             ) from error
-        return text
+        return rendered[0][0]  # ([text of each conversation], [spans of the assistant's messages])
 
     return written_format(render)

@@ -3,13 +3,13 @@
 Several calls in a turn are executed in order; words around them are kept as text. How strictly it is read:
 
 - A call is one JSON object, read from the opening tag on: braces and closing tags inside strings are data.
-- `arguments` may be missing or null (none), and may be a string that holds a JSON object.
+- `arguments` may be missing or null (no arguments), and may be a string that holds a JSON object.
 - A complete object whose closing tag is missing is accepted at the end of the turn and before another call.
-- Everything else is a `BadCall`: broken JSON, what `tbx_envs.chat.payload` refuses, more text between the object and
-  the closing tag.
-- A call that cannot be read reaches to the next closing tag or to the end; one quoted inside is not executed.
+- Everything else is a `BadCall`: broken JSON, an object that `tbx_envs.chat.payload` does not accept, more text between
+  the object and the closing tag.
+- An unreadable call extends to the next closing tag or to the end; a call quoted inside it is not executed.
 
-The words of a problem are read by the model: a change of them is a change of the benchmark.
+The model reads the text of a problem: changing it changes the benchmark.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 
 
 def parse(raw: str, ids: Iterator[str], schemas: Mapping[str, Mapping[str, Any]]) -> Turn:
-    """The turn that `raw` says; `ids` gives the calls their ids. Never raises, whatever the text.
+    """The turn in `raw`; `ids` supplies the ids of the calls. Never raises, whatever the text.
 
-    JSON has types, so `schemas` are of no concern.
+    JSON has types, so `schemas` is ignored.
     """
     reasoning, visible = split_reasoning(raw, re.escape(CALL_OPEN), _payload_end)
     words: list[str] = []
@@ -45,9 +45,9 @@ def parse(raw: str, ids: Iterator[str], schemas: Mapping[str, Mapping[str, Any]]
 
 
 def render(turn: Turn) -> str:
-    """The raw text that reads back as `turn`, given words without tags: for people, scripts and tests.
+    """Raw text that parses back to `turn`, provided that its words contain no tags: for people, scripts and tests.
 
-    What a model reads is rendered by its own chat template, never by this.
+    What a model reads is rendered by its own chat template, never by this function.
     """
     parts = [f"{THINK_OPEN}\n{turn.reasoning}\n{THINK_CLOSE}"] if turn.reasoning else []
     parts += [turn.text] if turn.text else []
@@ -61,7 +61,7 @@ def render(turn: Turn) -> str:
 
 
 def _read_call(text: str, tag: int, call_id: str) -> tuple[ToolCall | BadCall, int]:
-    """The call whose opening tag is at `tag`, and where the text goes on after it."""
+    """The call whose opening tag is at `tag`, and the position after it."""
     try:
         payload, end = _decode(text, tag + len(CALL_OPEN))
         end = skip_space(text, end)

@@ -1,11 +1,11 @@
-"""What the policy wrote, read as a turn: `raw text -> Turn`, in a named format.
+"""Parses what the policy wrote into a turn: `raw text -> Turn`, in a named format.
 
 >>> interpret('Let me look.<tool_call>{"name": "find", "arguments": {}}</tool_call>').calls[0].name
 'find'
 
-`hermes`, `qwen3_coder` and `llama3_json` are built in; others register themselves. Which one a model writes, its own
-chat template says (`tbx_envs.chat.detection`). Reading never raises on what a policy wrote: what cannot be read becomes
-a `BadCall` that the environment answers. Training, evaluation and served models share it.
+`hermes`, `qwen3_coder` and `llama3_json` are built in; others can be registered. A model's chat template tells which
+one it writes (`tbx_envs.chat.detection`). Parsing never raises on what a policy wrote: an unreadable call becomes a
+`BadCall` that the environment answers. Training, evaluation and served models share this module.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ def interpret(
     truncated: bool = False,
     schemas: Mapping[str, Mapping[str, Any]] = NO_SCHEMAS,
 ) -> Turn:
-    """The turn that `raw` says.
+    """The turn in `raw`.
 
     Args:
         raw: the policy's text without its end-of-turn token. Lone surrogates are replaced by U+FFFD, so that
             everything downstream can be encoded.
-        chat_format: how calls are written.
-        first_call: number of the first call's id; the environment counts on over an episode.
-        truncated: a token limit cut the text off; the turn says so, and its calls are not executed. A call that was
-            cut off is no mistake of the policy: it is among the words then, not a `BadCall`.
-        schemas: tool -> JSON schema of its arguments (`schemas_of`), for formats whose values carry no types. A tool
-            that is not in it gets text.
+        chat_format: name of the format in which calls are written.
+        first_call: number in the first call's id; the environment keeps counting over an episode.
+        truncated: True when a token limit cut the text off; the turn records it, and its calls are not executed. A
+            call that was cut off is not the policy's mistake: it becomes part of the text, not a `BadCall`.
+        schemas: tool -> JSON schema of its arguments (`schemas_of`), for formats whose values carry no types.
+            Arguments of a tool without a schema stay text.
 
     Raises:
         ConfigError: unknown format.
@@ -76,12 +76,12 @@ def _cut_off(turn: Turn, raw: str) -> Turn:
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Tool -> JSON schema of its arguments, out of OpenAI-function style dictionaries."""
+    """Tool -> JSON schema of its arguments, from OpenAI-function style dictionaries."""
     return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
 
 
 def register_format(name: str, parser: Parser) -> None:
-    """Make `parser` known as the format `name`.
+    """Register `parser` as the format `name`.
 
     Raises:
         ConfigError: the name is taken; a format is never replaced silently.

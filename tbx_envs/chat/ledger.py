@@ -1,7 +1,7 @@
-"""TokenLedger: the tokens of one episode, written once, each with who wrote it and how likely it was.
+"""TokenLedger: the tokens of one episode, each with its author and its log-probability.
 
-What was sampled stays exactly as sampled: nothing is decoded and encoded again, so a log-probability always
-belongs to its own token. The ledger only grows.
+Sampled tokens stay exactly as sampled: nothing is decoded and encoded again, so a log-probability always belongs to
+its own token. The ledger is append-only.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class TokenLedger:
         """Append tokens that the policy sampled, its end-of-turn token included.
 
         Args:
-            ids: as sampled.
-            logps: natural log-probability of each under the distribution it was drawn from.
+            ids: sampled tokens.
+            logps: natural log-probability of each token under the distribution it was drawn from.
 
         Raises:
-            ShapeError: not one log-probability for each token.
-            PolicyFault: a log-probability that is no finite number: the sampler is broken, the episode void.
+            ShapeError: the number of log-probabilities differs from the number of tokens.
+            PolicyFault: a log-probability is not finite: the sampler is broken and the episode void.
         """
         if len(ids) != len(logps):
             raise ShapeError(
@@ -58,15 +58,15 @@ class TokenLedger:
 
     @property
     def tokens(self) -> np.ndarray:
-        """int32, a new array each time."""
+        """Tokens as int32, a new array each time."""
         return np.array(self._tokens, np.int32)
 
     @property
     def wrote(self) -> np.ndarray:
-        """bool, True where the policy wrote the token."""
+        """True where the policy wrote the token."""
         return np.array(self._wrote, np.bool_)
 
     @property
     def logps(self) -> np.ndarray:
-        """float32, in nats; 0.0 where the policy did not write the token."""
+        """Log-probabilities as float32, in nats; 0.0 where the policy did not write the token."""
         return np.array(self._logps, np.float32)

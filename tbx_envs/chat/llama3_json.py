@@ -1,16 +1,17 @@
 """The `llama3_json` format: the whole message is `{"name": "find_patient", "parameters": {"name": "Ada"}}`.
 
-No tag says where a call begins, so only what cannot be anything else is one. How strictly it is read:
+No tag marks the beginning of a call, so text counts as a call only when it cannot be anything else. How strictly it is
+read:
 
-- A message is calls when it begins, after its reasoning, with a JSON object whose first key is one of a call's (`name`,
-  `parameters`, `arguments`, or `"type": "function"`); or when `<|python_tag|>` stands in it: what follows that token
-  is calls, what stands before it is words. Everything else is words: JSON in the middle of a sentence is prose.
+- A message consists of calls when it begins, after its reasoning, with a JSON object whose first key is one of a call's
+  (`name`, `parameters`, `arguments`, or `"type": "function"`); or when it contains `<|python_tag|>`: what follows that
+  token is calls, what precedes it is words. Everything else is words: JSON in the middle of a sentence is prose.
 - Several calls follow each other, with `;`, line breaks or `<|python_tag|>` between them.
-- The arguments stand under `parameters` or `arguments`; missing, null, or a string that holds the object will do.
-- Everything else is a `BadCall`: broken JSON and what `tbx_envs.chat.payload` refuses, words behind a call. What cannot
-  be read as JSON reaches to the end of the message; a call quoted inside is not executed.
+- The key of the arguments is `parameters` or `arguments`; they may be missing, null, or a string that holds the object.
+- Everything else is a `BadCall`: broken JSON, an object that `tbx_envs.chat.payload` does not accept, words after a
+  call. Unreadable JSON extends to the end of the message; a call quoted inside it is not executed.
 
-The words of a problem are read by the model: a change of them is a change of the benchmark.
+The model reads the text of a problem: changing it changes the benchmark.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ _GOES_ON = re.compile(rf"\s*(?:[;{{]|{re.escape(PYTHON_TAG)}|\Z)")
 
 
 def parse(raw: str, ids: Iterator[str], schemas: Mapping[str, Mapping[str, Any]]) -> Turn:
-    """The turn that `raw` says; `ids` gives the calls their ids. Never raises, whatever the text.
+    """The turn in `raw`; `ids` supplies the ids of the calls. Never raises, whatever the text.
 
-    JSON has types, so `schemas` are of no concern.
+    JSON has types, so `schemas` is ignored.
     """
     reasoning, visible = split_reasoning(raw, _CALL_START, _payload_end)
     visible = visible.strip()
@@ -54,7 +55,7 @@ def parse(raw: str, ids: Iterator[str], schemas: Mapping[str, Mapping[str, Any]]
 
 
 def _read_call(text: str, start: int, call_id: str) -> tuple[ToolCall | BadCall, int]:
-    """The call that starts at `start`, and where the text goes on after it."""
+    """The call that starts at `start`, and the position after it."""
     end = len(text)
     try:
         payload, after = _decode(text, start)
@@ -69,7 +70,7 @@ def _read_call(text: str, start: int, call_id: str) -> tuple[ToolCall | BadCall,
 
 def _name_and_parameters(payload: Any) -> tuple[str, Mapping[str, Any]]:
     if isinstance(payload, dict):
-        # Models of this family write it now and then; it says nothing.
+        # Models of this family add it sometimes; it carries no information.
         payload = {key: value for key, value in payload.items() if (key, value) != ("type", "function")}
         if "arguments" in payload and "parameters" not in payload:
             return name_and_arguments(payload)
@@ -77,7 +78,7 @@ def _name_and_parameters(payload: Any) -> tuple[str, Mapping[str, Any]]:
 
 
 def _payload_end(text: str, start: int) -> int | None:
-    """Where the call that starts at `start` ends; None when it is no call, or stands in the middle of other text."""
+    """End of the call that starts at `start`; None when it is not a call or is in the middle of other text."""
     before = start - 1
     while before >= 0 and text[before].isspace():
         before -= 1

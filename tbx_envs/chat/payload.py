@@ -1,9 +1,9 @@
-"""The JSON object of a call, read strictly: what a tool could not take, or could mean two things, is refused.
+"""The JSON object of a call, read strictly: what a tool could not take, and what is ambiguous, is an error.
 
-Refused are: the same key twice, NaN and infinities, integers beyond 64 bits, half of a surrogate pair, nesting deeper
-than 32, another kind of JSON than an object, unknown keys.
+Errors are: the same key twice, NaN and infinities, integers beyond 64 bits, half of a surrogate pair, nesting deeper
+than 32, any JSON value but an object, unknown keys.
 
-The words of a problem are read by the model: a change of them is a change of the benchmark.
+The model reads the text of these errors: changing it changes the benchmark.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ MAX_INTEGER = 2**63 - 1  # what a database column can hold
 
 
 class Unreadable(ValueError):
-    """What is wrong with a call, in words for the model."""
+    """A call that cannot be read; the model reads the message."""
 
 
 def decode(text: str, start: int) -> tuple[Any, int]:
     """The JSON value at `start` (after white space) and where it ends.
 
     Raises:
-        json.JSONDecodeError: no JSON stands there. Say so in other words than its own, which differ between versions
-            of Python.
-        Unreadable: JSON stands there that is refused.
+        json.JSONDecodeError: there is no JSON at `start`. Do not pass its message on: it differs between versions of
+            Python.
+        Unreadable: JSON that is not accepted.
     """
     try:
         value, end = _DECODER.raw_decode(text, skip_space(text, start))
     except RecursionError:
         raise Unreadable(f"The call is nested deeper than {MAX_NESTING} levels.") from None
-    _refuse_unusable(value)
+    _require_usable(value)
     return value, end
 
 
@@ -47,11 +47,11 @@ def name_and_arguments(payload: Any, key: str = "arguments") -> tuple[str, Mappi
     """The call that a JSON value describes.
 
     Args:
-        payload: a decoded value.
-        key: under which the arguments stand; missing or null means none, and a string may hold the object.
+        payload: decoded JSON value.
+        key: key of the arguments; missing or null means no arguments, and a string may hold the object.
 
     Raises:
-        Unreadable: it describes none.
+        Unreadable: the value is not a call.
     """
     if not isinstance(payload, dict):
         raise Unreadable(f"A call is one JSON object with a name and {key}, not {_kind(payload)}.")
@@ -86,8 +86,8 @@ def _kind(value: Any) -> str:
     return kinds.get(type(value), "a number")
 
 
-def _refuse_unusable(value: Any) -> None:
-    """Refuses nesting that would exhaust a recursive reader, and strings that no encoder takes."""
+def _require_usable(value: Any) -> None:
+    """Raises `Unreadable` on nesting that would exhaust a recursive reader and on strings that cannot be encoded."""
     level = [value]
     for _ in range(MAX_NESTING + 1):
         if any(isinstance(item, str) and _is_half_a_character(item) for item in level):
@@ -109,12 +109,12 @@ def _is_half_a_character(text: str) -> bool:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise Unreadable(f"The key {twice[:40]!r} is given twice.")
-    return result
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise Unreadable(f"The key {key[:40]!r} is given twice.")
+        seen.add(key)
+    return dict(pairs)
 
 
 def _float(digits: str) -> float:
@@ -134,7 +134,7 @@ def _constant(name: str) -> float:
     raise Unreadable(f"{name} is not a JSON number.")
 
 
-# Line breaks inside strings are accepted (strict=False): models write them, and what is meant is clear.
+# Line breaks inside strings are accepted (strict=False): models write them, and the meaning is clear.
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_object, parse_float=_float, parse_int=_integer, parse_constant=_constant, strict=False
 )

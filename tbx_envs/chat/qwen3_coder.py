@@ -8,20 +8,20 @@
     </function>
     </tool_call>
 
-Values carry no types: `tbx_envs.chat.typed_values` gives them those of the tool's schema. Several calls in a turn are
-executed in order; words around them are kept as text. How strictly it is read:
+Values carry no types: `tbx_envs.chat.typed_values` gives them the types of the tool's schema. Several calls in a turn
+are executed in order; words around them are kept as text. How strictly it is read:
 
-- A value stands on lines of its own, as templates write it, and ends at the first `</parameter>` at the start of a line
-  with `<parameter=...>` or `</function>` next: any other tag in it is data. A value written on the line of its opening
-  tag ends at the first `</parameter>` that goes on like that. Nothing is escaped in this format, so a value cannot hold
-  its own end.
+- A value is on lines of its own, as templates write it, and ends at the first `</parameter>` at the start of a line
+  that is followed by `<parameter=...>` or `</function>`: any other tag in it is data. A value written on the line of
+  its opening tag ends at the first `</parameter>` that is followed by one of these. The format has no escapes, so a
+  value cannot contain its own end.
 - A complete block whose `</tool_call>` is missing is accepted at the end of the turn and before another call.
-- A function block that is not in `<tool_call>` is words.
+- A function block outside `<tool_call>` is words.
 - Everything else is a `BadCall`: no function block, no name, a value that does not end, other text between parameters
-  or behind the block, the same parameter twice (which one is meant cannot be known).
-- A call that cannot be read reaches to the next closing tag or to the end; one quoted inside is not executed.
+  or after the block, the same parameter twice (it is unknown which one is meant).
+- An unreadable call extends to the next closing tag or to the end; a call quoted inside it is not executed.
 
-The words of a problem are read by the model: a change of them is a change of the benchmark.
+The model reads the text of a problem: changing it changes the benchmark.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _GOES_ON = re.compile(rf"\s*(?:{_PARAMETER_OPEN.pattern}|{FUNCTION_CLOSE})")
 
 
 def parse(raw: str, ids: Iterator[str], schemas: Mapping[str, Mapping[str, Any]]) -> Turn:
-    """The turn that `raw` says; `ids` gives the calls their ids. Never raises, whatever the text.
+    """The turn in `raw`; `ids` supplies the ids of the calls. Never raises, whatever the text.
 
     Args:
         schemas: tool -> JSON schema of its arguments; values of other tools stay text.
@@ -65,7 +65,7 @@ def parse(raw: str, ids: Iterator[str], schemas: Mapping[str, Mapping[str, Any]]
 def _read_call(
     text: str, tag: int, call_id: str, schemas: Mapping[str, Mapping[str, Any]]
 ) -> tuple[ToolCall | BadCall, int]:
-    """The call whose opening tag is at `tag`, and where the text goes on after it."""
+    """The call whose opening tag is at `tag`, and the position after it."""
     try:
         name, written, end = _read_block(text, tag + len(CALL_OPEN))
         end = skip_space(text, end)
@@ -88,7 +88,7 @@ def _block_end(text: str, tag: int) -> int | None:
 
 
 def _read_block(text: str, start: int) -> tuple[str, dict[str, str], int]:
-    """The function's name, its parameters as written, and where the block ends."""
+    """The function's name, its parameters as written, and the end of the block."""
     function = _FUNCTION_OPEN.match(text, skip_space(text, start))
     if function is None:
         raise Unreadable(f"The call has no function block. Write <function=name>, its parameters and {FUNCTION_CLOSE}.")
@@ -112,7 +112,7 @@ def _read_block(text: str, start: int) -> tuple[str, dict[str, str], int]:
 
 
 def _read_value(text: str, start: int, key: str) -> tuple[str, int]:
-    """The value that starts right behind its opening tag, and where the text goes on after its closing tag."""
+    """The value that starts right after its opening tag, and the position after its closing tag."""
     on_lines = text.startswith("\n", start)
     close = _find_close(text, start, own_line=True) if on_lines else -1
     close = close if close >= 0 else _find_close(text, start, own_line=False)
@@ -123,7 +123,7 @@ def _read_value(text: str, start: int, key: str) -> tuple[str, int]:
 
 
 def _find_close(text: str, start: int, own_line: bool) -> int:
-    """The first closing tag after which the block goes on; -1 without one."""
+    """Position of the first closing tag that another parameter or the block's end follows; -1 when there is none."""
     close = text.find(PARAMETER_CLOSE, start)
     while close >= 0:
         if (text[close - 1] == "\n" or not own_line) and _GOES_ON.match(text, close + len(PARAMETER_CLOSE)):

@@ -1,10 +1,10 @@
-"""Reasoning is taken out of a turn before anything in it is read as a call.
+"""Splits reasoning off a turn before anything in it is read as a call: a call drafted in reasoning is never executed.
 
 Rules, in the order of the text:
-- `<think>` opens reasoning and the next `</think>` closes it; unclosed, all the rest is reasoning.
-- A `</think>` that nothing opened makes everything before it reasoning: either the prompt had opened it, or
-  the policy nested its reasoning. Whatever stood there was a draft, and a draft is never executed.
-- Tags inside a complete call that stands outside reasoning are data and count for nothing.
+- `<think>` opens reasoning and the next `</think>` closes it; when it is not closed, all the rest is reasoning.
+- A `</think>` without an opening tag makes everything before it reasoning: either the prompt opened it, or the policy
+  nested its reasoning.
+- Tags inside a complete call outside of reasoning are data.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ def split_reasoning(raw: str, call_start: str, call_end: Callable[[str, int], in
     """`(reasoning, visible)`, the tags removed.
 
     Args:
-        raw: what the policy wrote.
-        call_start: a regular expression, without groups, of what a call starts with.
+        raw: text that the policy wrote.
+        call_start: regular expression, without groups, that matches the start of a call.
         call_end: `(text, start) -> end` of the complete call that starts there, or None.
 
     Returns:
-        Pieces on either side of reasoning are joined with a line break, so that no tag can grow together from
-        two halves.
+        Pieces on either side of reasoning are joined with a line break, so that two halves of a tag cannot form one.
     """
     if THINK_OPEN not in raw and THINK_CLOSE not in raw:
         return "", raw

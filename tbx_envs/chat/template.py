@@ -1,4 +1,4 @@
-"""ChatTemplate: messages become tokens by the model's own template, and only new text is ever tokenised.
+"""ChatTemplate: turns messages into tokens with the model's own template, and only ever tokenises new text.
 
 A conversation is the concatenation
 
@@ -7,25 +7,25 @@ A conversation is the concatenation
     continuation(results or the user's words)     from right after that token to where the policy writes again
     ...
 
-and all that is given must be what the template renders there in the whole conversation, separators after the
-end-of-turn token included (a model stops *at* that token; what the template puts behind it would otherwise be lost). A
-continuation is taken from a fixed dummy conversation: rendered with the new messages, minus rendered without.
-`tbx_envs.chat.template_check` proves at the start that this is right, and refuses the template otherwise.
+and everything given must be what the template renders there in the whole conversation, including the separators after
+the end-of-turn token (a model stops *at* that token; what the template puts after it would otherwise be lost). A
+continuation is computed from a fixed dummy conversation: rendered with the new messages, minus rendered without them.
+When a ChatTemplate is constructed, `tbx_envs.chat.template_check` verifies this and rejects any other template.
 
-How a template differs from that ideal, and what is done:
+How templates differ from that ideal, and what is done:
 
-- **It drops earlier reasoning** (Qwen3, Qwen3.5, Qwen3.6: what stands before the user's last message). The policy's
-  tokens stay as sampled, reasoning included, and so does the `<think>` that a generation prompt opened: what the model
-  saw is what is trained. Everything given is the same with and without that reasoning, which the check verifies. A
-  server that renders each request anew shows the model less; the attribute `reasoning` says so.
-- **It takes one call a turn** (Llama 3.1 and 3.2), though the policy may write several: what it wrote stays, and the
-  results are rendered one after the other. In a history that is given, such a turn becomes several, each with its
-  result. **It drops words beside a call** (the same): in a given history they become a message of their own.
-- **It takes one system message** (Qwen3.5 and later refuse a second, Llama reads it as the user's): those at the
+- **They drop earlier reasoning** (Qwen3, Qwen3.5, Qwen3.6: before the user's last message). The policy's tokens stay as
+  sampled, reasoning included, and so does the `<think>` that a generation prompt opened: the model is trained on what
+  it saw. Everything given is the same with and without that reasoning, which the check verifies. A server that renders
+  each request from scratch shows the model less; the attribute `reasoning` says so.
+- **They allow one call a turn** (Llama 3.1 and 3.2), though the policy may write several: what it wrote stays, and the
+  results are rendered one after the other. In a given history, such a turn becomes several, each with its result.
+  **They drop words beside a call** (the same models): in a given history they become a message of their own.
+- **They allow one system message** (Qwen3.5 and later raise on a second, Llama reads it as the user's): those at the
   beginning are joined with a blank line.
-- **Words that are given in the assistant's name** (`Text("assistant", ...)`, direct responses of tools) are rendered as
-  an assistant's message as it looks when it is the last one, and stay so.
-- **A call that could not be read** stays as sampled like everything else; its answer is a tool result like others.
+- **Text given in the assistant's name** (`Text("assistant", ...)`, direct responses of tools) is rendered as an
+  assistant's message in last position, and stays that way.
+- **Unreadable calls** stay as sampled like everything else; the answer to one is a tool result like others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -47,11 +46,11 @@ from tbx_envs.errors import ConfigError
 from tbx_envs.messages import Message, Text, ToolCall, ToolResult, Turn, to_chat
 
 _USER = Text("user", "a")
-_MARK, _OTHER_MARK = "zqz", "xqx"  # words that can be found again in what was rendered
+_MARK, _OTHER_MARK = "zqz", "xqx"  # words that can be found in the rendered text
 _TWO_CALLS = (ToolCall("call_0", "find", {}), ToolCall("call_1", "note", {}))
 
-# Tokens with which models end a turn whatever their template writes: the end of the text, and in Llama's the end of a
-# message to which a tool is expected to answer. Servers stop there too.
+# Tokens with which models end a turn regardless of their template: the end of the text, and for Llama the end of a
+# message that a tool is expected to answer. Servers stop there too.
 _ALSO_END_A_TURN = ("<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
 
 
@@ -59,23 +58,23 @@ class ChatTemplate:
     """The chat template of a tokenizer, as pieces that are only ever appended.
 
     Args:
-        tokenizer: a transformers tokenizer with a chat template.
-        chat_format: how the policy writes calls; what the template writes when None.
+        tokenizer: transformers tokenizer with a chat template.
+        chat_format: name of the format in which the policy writes calls; None takes the template's.
         options: variables of the template, such as `{"enable_thinking": False}`.
-        now: the moment whose date the template shows, if it shows one; never today.
+        now: moment whose date the template shows, if it shows one; never today.
 
     Attributes:
-        chat_format: for `tbx_envs.chat.interpretation.interpret`.
+        chat_format: name of the format for `tbx_envs.chat.interpretation.interpret`.
         end_of_turn_ids: tokens with which the policy ends a turn: the template's, the tokenizer's end-of-sequence
-            token, and the other ends that its vocabulary has.
-        generation_prompt: the text in front of every turn of the policy.
-        opens_reasoning: the generation prompt ends with `<think>`, so the policy starts inside its reasoning.
-        may_reason: False when the generation prompt ends with an empty reasoning: it asks the policy for none.
+            token, and other end tokens in its vocabulary.
+        generation_prompt: text in front of every turn of the policy.
+        opens_reasoning: True when the generation prompt ends with `<think>`, so the policy starts inside reasoning.
+        may_reason: False when the generation prompt ends with empty reasoning: the policy is not to reason.
         reasoning: what the template does with the reasoning of a turn once the user has answered it.
 
     Raises:
         ConfigError: the template cannot be rendered, has no end-of-turn token, writes calls in no known format, or
-            changes earlier messages in another way than by dropping their reasoning.
+            changes earlier messages in other ways than by dropping their reasoning.
     """
 
     def __init__(
@@ -98,10 +97,11 @@ class ChatTemplate:
         end_of_turn, self._end_of_turn = self._find_end_of_turn()
         self.end_of_turn_ids = frozenset({end_of_turn, *self._other_ends()})
         if chat_format is not None:
-            interpret("", chat_format)  # an unknown one is named before the template is blamed
+            interpret("", chat_format)  # raises on an unknown format before an error blames the template
         self.chat_format: str = chat_format or written_format(self._text.render)
         self.reasoning: Literal["ignored", "kept", "dropped"] = self._find_reasoning()
-        self._takes_one_call = self._refuses(Turn(calls=_TWO_CALLS)) and not self._refuses(Turn(calls=_TWO_CALLS[:1]))
+        renders_one, renders_two = (self._renders(Turn(calls=_TWO_CALLS[:number])) for number in (1, 2))
+        self._takes_one_call = renders_one and not renders_two
         self._drops_words = _MARK not in self.render([_USER, Turn(text=_MARK, calls=_TWO_CALLS[:1])])
         self._takes_one_system = self._misreads_a_second_system()
         check_template(self)
@@ -115,9 +115,9 @@ class ChatTemplate:
         """The prompt: `messages` and `tools`, up to where the policy starts to write.
 
         Args:
-            messages: of system and user, with a history if there is one.
+            messages: messages of system and user, with a history if there is one.
             tools: OpenAI-function style dictionaries.
-            now: the moment in the task's world; the template's own when None.
+            now: moment in the task's world; None takes the template's.
         """
         said = json.dumps(to_chat(self.adapted(messages)))
         return list(self._opening(said, json.dumps(list(tools)) if tools else "", now))
@@ -126,26 +126,26 @@ class ChatTemplate:
         """What follows the policy's end-of-turn token: its separator, `messages`, the next generation prompt.
 
         Args:
-            messages: the results of the turn's calls, what was said in the assistant's name, the user's words; never a
-                turn of the policy.
+            messages: results of the turn's calls, text in the assistant's name, the user's message; never a turn of
+                the policy.
         """
         return list(self._continuation(tuple(messages)))
 
     def policy_turn(self, turn: Turn) -> list[int]:
         """The tokens of `turn` as the template renders it, end-of-turn token included: for demonstrations.
 
-        Never for what a policy sampled, which is kept as it is.
+        Not for sampled turns, whose tokens are kept as they are.
 
         Raises:
-            ConfigError: the template cannot say this turn in one message.
+            ConfigError: the template cannot render this turn as one message.
         """
         return self.encode(self.turn_text(turn))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The raw text of a sampled turn: without its end-of-turn token, markers such as `<tool_call>` kept.
 
-        When the generation prompt opened the reasoning, the text starts with the `<think>` that the policy
-        did not have to write, so that a reader knows that it is reasoning, closed or not.
+        When the generation prompt opened the reasoning, the text starts with the `<think>` that the policy did not
+        have to write, so that it is parsed as reasoning, closed or not.
         """
         kept = ids[:-1] if ids and ids[-1] in self.end_of_turn_ids else ids
         text = self._tokenizer.decode(kept, skip_special_tokens=False)
@@ -155,7 +155,7 @@ class ChatTemplate:
 
     def continuation_text(self, messages: Sequence[Message]) -> str:
         """As `continuation`, before it is tokenised."""
-        # Some templates look at the calls that results belong to, so the dummy turn makes those very calls.
+        # Some templates look at the calls that results belong to, so the dummy turn makes the same calls.
         calls = tuple((message.call_id, message.name) for message in messages if isinstance(message, ToolResult))
         if self._takes_one_call:
             calls = calls[:1]
@@ -187,14 +187,13 @@ class ChatTemplate:
         return rendered[len(self._prompt) : self._end_of_last_turn(rendered)]
 
     def turn_in_history(self, turn: Turn) -> str:
-        """The whole message that the template makes of `turn` once the user has answered it, reasoning dropped if that
-        is what it does."""
+        """The whole message of `turn` once the user has answered it, without its reasoning if the template drops it."""
         rendered = self.render([_USER, turn, _USER])
         num_ends = self._up_to_its_end(turn).count(self._end_of_turn)
         return rendered[len(self._base) : _end_of(rendered, self._end_of_turn, num_ends)]
 
     def adapted(self, messages: Sequence[Message]) -> list[Message]:
-        """`messages` as this template can say them (see the module)."""
+        """`messages` in a form that this template can render (see the module)."""
         said = list(messages)
         if self._takes_one_system:
             said = _with_one_system(said)
@@ -208,11 +207,11 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         generation_prompt: bool = False,
     ) -> str:
-        """What the template itself makes of the whole conversation."""
+        """The template's own rendering of the whole conversation."""
         return self._text.render(to_chat(messages), tools, generation_prompt=generation_prompt)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of rendered text; nothing is put in front of it."""
+        """The tokens of rendered text; nothing is prepended."""
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     # --- what the template does -----------------------------------------------------------------------------
@@ -225,7 +224,7 @@ class ChatTemplate:
         return tuple(self.encode(self.continuation_text(messages)))
 
     def _render_heads(self, calls: tuple[tuple[str, str], ...]) -> tuple[str, str]:
-        """The dummy conversation up to the end of its turn: the turn just written, and answered by the user."""
+        """The dummy conversation up to the end of its turn: right after the turn, and once the user has answered it."""
         turn = self._dummy_turn(calls)
         return self._up_to_its_end(turn), self._base + self.turn_in_history(turn)
 
@@ -246,21 +245,20 @@ class ChatTemplate:
         if not prompt.startswith(base):
             raise ConfigError(
                 f"the chat template ends a conversation with {_tail(base)!r}, and with {_tail(prompt)!r} when the "
-                f"policy is to go on. {WHAT_TO_DO}"
+                f"policy is to continue. {WHAT_TO_DO}"
             )
         return base, prompt
 
     def _find_end_of_turn(self) -> tuple[int, str]:
-        """The marker that the template puts right behind an answer: its id and its text."""
+        """The marker that the template puts right after an answer: its id and its text."""
         rendered = self.render([_USER, Turn(text=_MARK, reasoning=_MARK if self.opens_reasoning else "")])
         behind = rendered[rendered.rindex(_MARK) + len(_MARK) :] if _MARK in rendered else ""
         ids = self.encode(behind) if behind else []
         markers = {*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder}
         if not ids or ids[0] not in markers:
             raise ConfigError(
-                f"the chat template puts {behind!r} behind an answer, which does not start with a special "
-                f"token of the tokenizer; the policy could not end its turn. Use a template that ends "
-                f"turns with one."
+                f"the chat template puts {behind!r} after an answer, which does not start with a special token of the "
+                f"tokenizer; the policy could not end its turn. Use a template that ends turns with one."
             )
         return ids[0], self._tokenizer.decode([ids[0]], skip_special_tokens=False)
 
@@ -275,15 +273,15 @@ class ChatTemplate:
             return "ignored"
         return "kept" if _MARK in self.render([_USER, turn, _USER]) else "dropped"
 
-    def _refuses(self, turn: Turn) -> bool:
+    def _renders(self, turn: Turn) -> bool:
         try:
             self.render([_USER, turn])
         except ConfigError:
-            return True
-        return False
+            return False
+        return True
 
     def _misreads_a_second_system(self) -> bool:
-        """True when a second system message is refused, dropped, or read as the user's."""
+        """True when a second system message is an error, dropped, or rendered as the user's."""
         rules = Text("system", _OTHER_MARK)
         try:
             for tools in (None, PROBE_TOOLS):
@@ -313,8 +311,10 @@ def _one_thing_a_turn(messages: list[Message], *, words_too: bool, calls_too: bo
         if not isinstance(said, Turn):
             parted.append(said)
             continue
-        results = list(itertools.takewhile(lambda message: isinstance(message, ToolResult), messages[place:]))
-        place += len(results)
+        results: list[ToolResult] = []
+        while place < len(messages) and isinstance(result := messages[place], ToolResult):
+            results.append(result)
+            place += 1
         for part in _parts(said, words_too, calls_too):
             ids = {call.id for call in part.calls}
             parted += [part, *(result for result in results if result.call_id in ids)]

@@ -1,25 +1,22 @@
-"""The start-up check of a chat template: what will be appended in an episode is what the template renders.
+"""The start-up check of a chat template: the text appended during an episode must be what the template renders.
 
-Probe conversations with everything that episodes have (reasoning, several calls, several results, refusals, a call
-that could not be read, several user messages) are laid out turn by turn as a ledger would hold them. Before every turn
-of the policy the template's own rendering of all messages must be those pieces in a row: everything given, letter by
-letter, and between it the policy's turns, each as it was written or as the template renders it once the user has
-answered.
+Probe conversations with everything that occurs in episodes (reasoning, several calls, several results, rejected calls,
+an unreadable call, several user messages) are laid out turn by turn as a ledger would hold them. Before every turn of
+the policy, the template's rendering of all messages must be the concatenation of those pieces: everything given,
+character by character, and in between the policy's turns, each as it was written or as the template renders it once the
+user has answered.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tbx_envs.chat.detection import PROBE_SCHEMAS, PROBE_TOOLS
 from tbx_envs.chat.interpretation import interpret
 from tbx_envs.errors import ConfigError
 from tbx_envs.messages import BadCall, Message, Text, ToolCall, ToolResult, Turn
-
-if TYPE_CHECKING:
-    from tbx_envs.chat.template import ChatTemplate
 
 WHAT_TO_DO = (
     "Turns could not be appended to what was sampled. Use a template that leaves earlier messages as they were."
@@ -34,10 +31,48 @@ _UNREADABLE = BadCall("call_3", "close(", "The call breaks off.")
 _DIRECT = (ToolResult("call_0", "find", "no parcel"), Text("assistant", "Your parcel is lost."))
 
 
-def check_template(chat: ChatTemplate) -> None:
-    """Raises ConfigError unless episodes can be laid out in tokens piece by piece."""
-    ways = [True] * chat.may_reason + [False] * (not chat.opens_reasoning)
-    for reasoning in ways:
+class AppendedConversation(Protocol):
+    """The part of `tbx_envs.chat.template.ChatTemplate` that the check exercises; its documentation is there."""
+
+    chat_format: str
+    generation_prompt: str
+    opens_reasoning: bool
+    may_reason: bool
+
+    def opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]: ...
+
+    def continuation(self, messages: Sequence[Message]) -> list[int]: ...
+
+    def policy_turn(self, turn: Turn) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def continuation_text(self, messages: Sequence[Message]) -> str: ...
+
+    def turn_text(self, turn: Turn) -> str: ...
+
+    def turn_in_history(self, turn: Turn) -> str: ...
+
+    def adapted(self, messages: Sequence[Message]) -> list[Message]: ...
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        generation_prompt: bool = False,
+    ) -> str: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+def check_template(chat: AppendedConversation) -> None:
+    """Check that episodes can be laid out in tokens piece by piece.
+
+    Raises:
+        ConfigError: what the template renders differs from what would be appended.
+    """
+    with_reasoning = [True] * chat.may_reason + [False] * (not chat.opens_reasoning)
+    for reasoning in with_reasoning:
         for tools in (None, PROBE_TOOLS):
             _check_pieces(chat, _probe_conversation(reasoning), tools)
         _check_reading(chat, _probe_conversation(reasoning))
@@ -68,10 +103,10 @@ def _probe_conversation(reasoning: bool) -> tuple[Message, ...]:
 
 
 def _check_pieces(
-    chat: ChatTemplate, conversation: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+    chat: AppendedConversation, conversation: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
 ) -> None:
     conversation = chat.adapted(conversation)
-    pieces: list[tuple[str, ...]] = []  # in a row; of each, what the template may write there
+    pieces: list[tuple[str, ...]] = []  # in order; for each, the texts that the template may render there
     ids: list[int] = []
     text = ""
     start = 0
@@ -87,7 +122,7 @@ def _check_pieces(
         _require_in_a_row([*pieces, (chat.generation_prompt,)], whole, place)
         if chat.encode(text) != ids:
             raise ConfigError(
-                f"the tokenizer reads {text[-40:]!r} in other tokens when it follows what was said before. {WHAT_TO_DO}"
+                f"the tokenizer encodes {text[-40:]!r} differently after the text before it. {WHAT_TO_DO}"
             )
         written = chat.turn_text(message)
         text += written
@@ -115,7 +150,7 @@ def _require_in_a_row(pieces: Sequence[tuple[str, ...]], whole: str, num_message
 
 
 def _check_nothing_is_lost(messages: Sequence[Message], rendered: str) -> None:
-    """System texts may be left out: a policy can be made for one domain."""
+    """System texts may be left out: a policy can be specialised on one domain."""
     words: list[str] = []
     for message in messages:
         if isinstance(message, Turn):
@@ -131,23 +166,23 @@ def _check_nothing_is_lost(messages: Sequence[Message], rendered: str) -> None:
 
 
 def _escaped(text: str) -> str:
-    """As a template writes it that renders results as JSON."""
+    """The text as written by a template that renders results as JSON."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def _check_reading(chat: ChatTemplate, conversation: Sequence[Message]) -> None:
-    """Turns as the template writes them must read back as the same turns."""
+def _check_reading(chat: AppendedConversation, conversation: Sequence[Message]) -> None:
+    """Turns as the template writes them must parse back to the same turns."""
     for message in chat.adapted(conversation):
         if not isinstance(message, Turn) or _UNREADABLE in message.calls:
             continue
         raw = chat.decode(chat.policy_turn(message))
         read = interpret(raw, chat.chat_format, schemas=PROBE_SCHEMAS)
-        if (read.text, _made(read)) != (message.text, _made(message)):
+        if (read.text, _calls_of(read)) != (message.text, _calls_of(message)):
             raise ConfigError(
                 f"the chat template writes a turn as {raw!r}, which the format '{chat.chat_format}' reads as "
                 f"{read}. Choose the chat_format that the template writes, or register one."
             )
 
 
-def _made(turn: Turn) -> list[tuple[str, Any]]:
+def _calls_of(turn: Turn) -> list[tuple[str, Any]]:
     return [(call.name, call.arguments) if isinstance(call, ToolCall) else ("", call.raw) for call in turn.calls]

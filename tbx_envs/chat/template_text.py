@@ -1,8 +1,8 @@
-"""TemplateText: a tokenizer's chat template as a function from messages to text, with dates that stand still.
+"""TemplateText: a tokenizer's chat template as a function from messages to text, with fixed dates.
 
-The rendering is transformers' own (`apply_chat_template`), so spacing, key order and escapes of JSON are those that a
-server of the model uses. Two things are ours: templates that write today's date (`date_string`, `strftime_now`) get it
-from a fixed moment, and a template's variables are checked by name.
+Rendering is done by transformers (`apply_chat_template`), so spacing, key order and escapes of JSON are those that a
+server of the model uses. Two things are added: templates that write today's date (`date_string`, `strftime_now`) get a
+fixed one, and the names of a template's variables are checked.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import jinja2
 
 from tbx_envs.errors import ConfigError, did_you_mean
 
-# What Llama's templates show when nobody tells them the date.
+# The date in Llama's templates when none is given.
 FIXED_NOW = datetime.datetime(2024, 7, 26)
 
 _LLAMA_DATE = "%d %b %Y"
 _ASKS_FOR_DATE = re.compile(r"strftime_now\s*\(")
 _ASKS_IN_FORMAT = re.compile(r"""strftime_now\s*\(\s*(?:"([^"]*)"|'([^']*)')\s*\)""")
-# Jinja drops the line break behind the block, so the template itself starts as it did.
+# Jinja drops the line break after the block, so the beginning of the template does not change.
 _FIXED_DATES = "{% macro strftime_now(format) %}{{ tbx_dates[format] }}{% endmacro %}\n"
 
 
@@ -31,12 +31,12 @@ class TemplateText:
     """Renders conversations.
 
     Args:
-        tokenizer: a transformers tokenizer with a chat template; of several, the one for tools is used throughout.
+        tokenizer: transformers tokenizer with a chat template; if it has several, the one for tools is always used.
         options: variables of the template, such as `enable_thinking`.
-        now: the moment whose date the template shows.
+        now: moment whose date the template shows.
 
     Raises:
-        ConfigError: there is no template, it asks for a date in a way that cannot be fixed, or it does not read one of
+        ConfigError: there is no template, it reads the date in a way that cannot be fixed, or it does not read one of
             the options.
     """
 
@@ -66,13 +66,13 @@ class TemplateText:
         """The text of a conversation.
 
         Args:
-            chat: messages as `tbx_envs.messages.to_chat` makes them.
+            chat: messages as `tbx_envs.messages.to_chat` returns them.
             tools: OpenAI-function style dictionaries, rendered in the order of their keys.
-            generation_prompt: also what the template puts in front of the policy's next turn.
-            now: another moment than the one given at the start.
+            generation_prompt: whether to append what the template puts in front of the policy's next turn.
+            now: moment to use instead of the one given to the constructor.
 
         Raises:
-            ConfigError: the template refuses the conversation.
+            ConfigError: the template cannot render the conversation.
         """
         try:
             return self._apply(
@@ -99,11 +99,11 @@ class TemplateText:
 
 
 def _date_formats(source: str) -> tuple[str, ...]:
-    """The formats in which the template asks for today's date."""
+    """Formats in which the template reads today's date."""
     formats = [double or single for double, single in _ASKS_IN_FORMAT.findall(source)]
     if len(formats) < len(_ASKS_FOR_DATE.findall(source)):
         raise ConfigError(
-            "the chat template asks for today's date in a format that is computed, so it cannot be given a fixed one "
+            "the chat template asks for today's date in a format that is computed, so it cannot be given a fixed date "
             "and its prompts would change from day to day. Write the format into strftime_now(...) of the template."
         )
     return tuple(sorted(set(formats)))

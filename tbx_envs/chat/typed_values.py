@@ -1,4 +1,4 @@
-"""A value that was written without its type gets the type that the tool's schema gives it.
+"""Converts values that were written without types to the types of the tool's schema.
 
     schema allows            the text                   becomes
     string                   anything                   the text as it is
@@ -9,9 +9,9 @@
     several of these         null, an array, an object  that; else the text if strings are allowed; else what fits
     nothing, or anything     anything                   the text as it is
 
-What fits none of the types stays text: the check of the arguments then says what is wrong, and names the argument.
-`True` and `None` are how some templates write what is `true` and `null` in JSON. One thing cannot be said in such a
-format: the *string* "null" where null is allowed too.
+A value that fits none of the types stays text: the check of the arguments then names the argument and the problem.
+Some templates write `True` and `None` for `true` and `null`. One value cannot be expressed in such a format: the
+*string* "null" where null is allowed too.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tbx_envs.chat.payload import decode
 
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 _NAMES = {bool: "boolean", type(None): "null", int: "integer", float: "number", str: "string"}
-_MAX_DEPTH = 16  # of schemas that refer to each other
+_MAX_DEPTH = 16  # references from schema to schema that are followed
 
 
 def typed_arguments(written: Mapping[str, str], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a call, each with the type that `schema`, the JSON schema of them all, gives it."""
+    """Arguments of a call, each in the type that `schema`, the JSON schema of all arguments, gives it."""
     properties = schema.get("properties")
     known = properties if isinstance(properties, Mapping) else {}
     return {name: _typed(text, _types(known.get(name), schema)) for name, text in written.items()}
@@ -48,12 +48,12 @@ def _typed(text: str, types: frozenset[str]) -> Any:
 
 
 def _json_value(text: str) -> Any:
-    """What `text` is as JSON; the text itself where it is none."""
+    """The JSON value of `text`; the text itself where it is not JSON."""
     if text in _WORDS:
         return _WORDS[text]
     try:
         value, end = decode(text, 0)
-    except ValueError:  # no JSON, or JSON that no tool could take
+    except ValueError:  # not JSON, or JSON that no tool could take
         return text
     return text if text[end:] or isinstance(value, str) else value
 
@@ -76,7 +76,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[st
 
 
 def _referred(reference: str, root: Mapping[str, Any]) -> Any:
-    """What `#/$defs/Address` names in `root`, or None."""
+    """The part of `root` that a reference such as `#/$defs/Address` names, or None."""
     found: Any = root
     for part in reference.removeprefix("#/").split("/"):
         found = found.get(part) if isinstance(found, Mapping) else None

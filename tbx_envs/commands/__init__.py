@@ -1,1 +1,1 @@
-"""`tbx`: the command, its configuration, and the subcommands that need no JAX."""
+"""`tbx`: the command line, its configuration records, and the subcommands that need no JAX."""

@@ -1,10 +1,10 @@
-"""`tbx`, the one command. Each subcommand imports what it needs when it runs: `tbx tasks` never waits for JAX.
+"""`tbx`, the one command. Each subcommand imports what it needs when it runs: `tbx tasks` never imports JAX.
 
-Subcommands are entry points of the group `tbx.commands`, each a `Command` or a `HydraCommand`. So those that need JAX
-live in `tbx_jax`, which nothing here imports, and another package can add its own.
+Subcommands are entry points of the group `tbx.commands`, each a `Command` or a `HydraCommand`. So the ones that need
+JAX are in `tbx_jax`, which nothing here imports, and another package can add its own.
 
-Errors that tbx raises on purpose are printed as one message and end with exit code 2; `TBX_TRACEBACK=1` shows where
-they came from.
+Errors that tbx raises on purpose are printed as one message and end with exit code 2; `TBX_TRACEBACK=1` shows the
+traceback.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from tbx_envs.version import DISTRIBUTION, __version__
 
 GROUP = "tbx.commands"
 RENAMED_COMMANDS = {"warmstart": "sft"}  # the old name still works, with a warning, until version 0.3
-# Top-level modules that come with an extra -> the extra. Whatever else the trainer needs comes with them.
+# Top-level module -> the extra that installs it.
 _EXTRA_OF = {
     **dict.fromkeys(("jax", "jaxlib", "flax", "optax", "orbax", "jaxtyping", "ml_dtypes"), "jax"),
     **dict.fromkeys(("transformers", "tokenizers", "safetensors", "huggingface_hub"), "jax"),
-    **dict.fromkeys(("starlette", "uvicorn"), "serve"),
     "gguf": "smollm2",
     "matplotlib": "demo",
 }
@@ -41,12 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[0] == "--version":
         print(__version__)
         return 0
-    # Python hides these by default, and on a command line they are for the person in front of it.
+    # Python hides these by default, but on a command line they concern the person who types.
     warnings.filterwarnings("default", category=DeprecationWarning, module=r"tbx_envs\.commands")
     name, *rest = arguments
     if name in RENAMED_COMMANDS:
         new = RENAMED_COMMANDS[name]
-        said = f"`tbx {name}` is called `tbx {new}` now; the old name works until tbx 0.3."
+        said = f"`tbx {name}` is now called `tbx {new}`; the old name works until tbx 0.3."
         warnings.warn(said, DeprecationWarning, stacklevel=1)
         name = new
     if name not in commands():
@@ -57,13 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @functools.cache
 def commands() -> Mapping[str, Command | HydraCommand]:
-    """Name -> subcommand, of every installed package."""
+    """Name -> subcommand, of all installed packages."""
     found = {point.name: point.load() for point in importlib.metadata.entry_points(group=GROUP)}
     return dict(sorted(found.items()))
 
 
 def _guarded(command: Callable[[], int | None], name: str) -> int:
-    """The process boundary: errors of ours become one message."""
+    """The process boundary: exceptions of tbx become one message and an exit code."""
     try:
         return command() or 0
     except TbxError as error:
@@ -81,7 +80,7 @@ def _guarded(command: Callable[[], int | None], name: str) -> int:
         print(f"{type(missing).__name__}: {missing}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; the same command with the same output_dir goes on from here.", file=sys.stderr)
+        print("interrupted; the same command with the same output_dir resumes from here.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `tbx tasks list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -95,7 +94,7 @@ def _help() -> str:
         [
             "tbx: ThinkingBox tasks as environments, and a policy made repeatable on them.",
             "",
-            "usage: tbx COMMAND [arguments]        tbx COMMAND --help says more",
+            "usage: tbx COMMAND [arguments]        tbx COMMAND --help shows its arguments",
             "",
             *lines,
             "",

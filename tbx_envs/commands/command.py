@@ -1,6 +1,6 @@
-"""What a subcommand of `tbx` is. An entry point of the group `tbx.commands` names a `Command` or a `HydraCommand`.
+"""Subcommands of `tbx` as records. An entry point of the group `tbx.commands` names a `Command` or a `HydraCommand`.
 
-Neither imports its program before it runs, since `tbx --help` loads every command.
+Neither imports its program before it runs, since `tbx --help` loads all commands.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ class Command:
 
     Attributes:
         summary: one line for `tbx --help`.
-        program: `module:function`, given the arguments after the subcommand's name; returns the exit code, None for 0.
+        program: `module:function`, called with the arguments after the subcommand's name; it returns the exit code, or
+            None for 0.
     """
 
     summary: str
@@ -35,7 +36,7 @@ class HydraCommand:
         summary: one line for `tbx --help`.
         config_name: configuration in `conf/`, and the subcommand's name.
         record: `module:class` of the record that validates the configuration.
-        program: `module:function`, given the record.
+        program: `module:function`, called with the record.
     """
 
     summary: str

@@ -1,8 +1,8 @@
 """Configuration records: Hydra composes, these validate, and nothing below the commands sees a DictConfig.
 
-Defaults live in `conf/` only; the records have none, so a missing key is an error and a default cannot be in two
-places. Unknown keys are refused. Records are frozen and hash, so equal configurations share one compiled function.
-What only the trainer needs is in `tbx_jax.config`.
+Defaults are in `conf/` only; the records have none, so a missing key is an error and no default is in two places.
+Unknown keys are refused. Records are frozen and hashable, so that equal configurations share one compiled function.
+Records that only the trainer needs are in `tbx_jax.config`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ class SamplingConfig(Record):
 
     @property
     def episodes_in_flight(self) -> int:
-        """As many as there are slots, unless it says more: those that wait for their environment are then parked."""
+        """`episodes`, or the number of cache slots when that is null.
+
+        With more episodes than cache slots, those that wait for their environment are swapped out.
+        """
         return self.slots if self.episodes is None else self.episodes
 
 
@@ -83,7 +86,7 @@ class AgentConfig(Record):
 
 
 class EnvironmentConfig(Record):
-    """How episodes run, apart from what is in them."""
+    """How episodes run: concurrency, time limits, and the processes and clock of a dataset's servers."""
 
     concurrency: Positive
     tool_timeout_s: Seconds | None
@@ -94,7 +97,7 @@ class EnvironmentConfig(Record):
 
 
 class PlayConfig(Record):
-    """What every program that plays episodes is told."""
+    """The keys of every program that runs episodes."""
 
     mesh: MeshConfig
     judge: JudgeConfig
@@ -106,7 +109,7 @@ class PlayConfig(Record):
 
 
 class AttemptsConfig(PlayConfig):
-    """What an evaluation and the selection of a pool have in common: tasks, each attempted several times."""
+    """The keys of an evaluation run and of the selection of a pool: tasks, each attempted several times."""
 
     sampling: SamplingConfig
     agent: AgentConfig
@@ -133,7 +136,7 @@ def validated(record: type[R], composed: DictConfig | dict[str, Any]) -> R:
     """The composed configuration as a frozen record: the one boundary between Hydra and the program.
 
     Raises:
-        ConfigError: every problem of the configuration in one message, each with the path of its key.
+        ConfigError: the configuration has problems; the message lists all of them, each with the path of its key.
     """
     try:
         plain = (

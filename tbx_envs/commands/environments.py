@@ -1,5 +1,5 @@
-"""Configuration becomes what episodes are given: the options of their environments, and the served models behind
-users, judges and agents."""
+"""From configuration to episodes: the options of their environments, and the served models that act as agent, user or
+judge."""
 
 from __future__ import annotations
 
@@ -9,26 +9,30 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tbx_envs.commands.config import AgentConfig, EnvironmentConfig, JudgeConfig, PlayConfig, UserConfig
+from tbx_envs.errors import ConfigError
 from tbx_envs.runtime import EpisodeOptions, UserMaker
 from tbx_envs.sources import source_of
+from tbx_envs.task import AnyTask, Task
+from tbx_envs.thinkingbox.dataset.records import DatasetTask
 
-if TYPE_CHECKING:  # the HTTP client is imported when a run has an endpoint, not before
+if TYPE_CHECKING:  # the HTTP client is imported only when an endpoint is configured
+    from tbx_envs.domains import Domain
     from tbx_envs.endpoints.client import ChatEndpoint
     from tbx_envs.users.model import ModelUser
 
 
-# The settings of an endpoint that decide what comes out of it.
+# The settings of an endpoint that can change its answers.
 OUTCOME_SETTINGS = ("base_url", "model", "temperature", "max_tokens", "extra_body")
 
 
 @dataclasses.dataclass(frozen=True)
 class Endpoints:
-    """The served models of a run; None where there is none.
+    """The served models of a program; None where none is configured.
 
     Attributes:
-        agent: that `policy=endpoint` evaluates.
-        user: that plays the users.
-        judge: that answers the checks' questions.
+        agent: model that `policy=endpoint` evaluates.
+        user: model that acts as the simulated users.
+        judge: model that answers the checks' questions.
     """
 
     agent: ChatEndpoint | None
@@ -37,17 +41,17 @@ class Endpoints:
 
     @property
     def named(self) -> dict[str, ChatEndpoint]:
-        """Those that there are, by what they are for."""
+        """The configured ones, by role."""
         made = {"agent": self.agent, "user": self.user, "judge": self.judge}
         return {name: endpoint for name, endpoint in made.items() if endpoint is not None}
 
 
 @contextlib.contextmanager
 def opened_endpoints(*, judge: JudgeConfig, user: UserConfig, agent: AgentConfig | None = None) -> Iterator[Endpoints]:
-    """The endpoints that the configuration names, closed at the end; an interrupt takes back what they were asked."""
+    """The configured endpoints, closed at the end; an interrupt cancels their pending requests."""
     with contextlib.ExitStack() as stack:
 
-        def opened(part: Any) -> ChatEndpoint | None:
+        def opened(part: AgentConfig | UserConfig | JudgeConfig | None) -> ChatEndpoint | None:
             if part is None or part.endpoint is None:
                 return None
             from tbx_envs.endpoints.client import ChatEndpoint
@@ -63,7 +67,7 @@ def opened_endpoints(*, judge: JudgeConfig, user: UserConfig, agent: AgentConfig
 
 
 def episode_options(config: PlayConfig, endpoints: Endpoints) -> EpisodeOptions:
-    """The options of every episode of a run."""
+    """The options of every episode, from the configuration."""
     environment, judge = config.environment, config.judge
     options = EpisodeOptions(
         tool_timeout_s=environment.tool_timeout_s,
@@ -85,23 +89,31 @@ def episode_options(config: PlayConfig, endpoints: Endpoints) -> EpisodeOptions:
 def _user_maker(endpoint: ChatEndpoint, can_end: bool) -> UserMaker:
     from tbx_envs.users.model import ModelUser, user_context_of
 
-    def make(task: Any, domain: Any, seed: int) -> ModelUser:
-        context = task.user_context if domain is None else user_context_of(task)
+    def make(task: AnyTask, domain: Domain | None, seed: int) -> ModelUser:
+        match task:
+            case Task():
+                context = user_context_of(task)
+            case DatasetTask(user_context=str(context)):
+                pass
+            case _:
+                raise ConfigError(
+                    f"task {task.uid}: it gives its user no context, so a served model cannot be its user."
+                )
         return ModelUser(endpoint, context, can_end=can_end, seed=seed)
 
     return make
 
 
 def concurrency_for(environment: EnvironmentConfig, uids: Sequence[str], endpoints: Endpoints) -> int:
-    """How many episodes to play at the same time: those that only use this process gain nothing from threads."""
+    """Number of episodes to run at the same time; 1 where nothing waits, since threads would gain nothing there."""
     waits = endpoints.agent is not None or endpoints.user is not None or any(source_of(uid).waits for uid in uids)
     return environment.concurrency if waits else 1
 
 
 def environment_fingerprint(environment: EnvironmentConfig, judge: JudgeConfig, user: UserConfig) -> dict[str, Any]:
-    """What of all this decides outcomes, for the fingerprint of an evaluation run; nothing where all is as by default.
+    """The settings that can change outcomes, for the fingerprint of an evaluation run; empty for the defaults.
 
-    Keys, prices, time limits and numbers of connections are no part of it.
+    Keys, prices, time limits and numbers of connections are not part of it.
     """
     outcome = set(OUTCOME_SETTINGS)
     made: dict[str, Any] = {}

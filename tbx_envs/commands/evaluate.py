@@ -1,6 +1,6 @@
-"""`tbx evaluate` and `tbx pool`: a configuration becomes an agent, an evaluation run and its measures.
+"""`tbx evaluate` and `tbx pool`: from a configuration to an agent, an evaluation run and its measures.
 
-JAX is imported only when a policy model plays.
+JAX is imported only when the policy is a model's weights.
 """
 
 from __future__ import annotations
@@ -38,32 +38,40 @@ AGENTS = ("oracle", "idle", "scripted", "endpoint")
 
 
 class PolicyModels(Protocol):
-    """A package's policy models: the entry point `models` of the group `tbx.policies` names an object like this.
+    """The policies that are a model's weights: an entry point of the group `tbx.policies` names an object like this.
 
     Attributes:
-        names: policies that are known by name.
+        names: names of the policies that have one; others are given by folder.
     """
 
     names: tuple[str, ...]
 
+    def knows(self, policy: str) -> bool:
+        """True when the policy is given by a name rather than by its folder."""
+        ...
+
     def folder(self, policy: str) -> Path:
-        """The folder (or the one file) that a policy, given by folder or name, is read from.
+        """The folder (or the one file) of a policy that is known by name; one of a hub is downloaded.
 
         Raises:
-            CheckpointError: no such policy.
+            CheckpointError: no such policy, or it cannot be downloaded.
         """
         ...
 
+    def files(self, policy: str) -> Sequence[Path]:
+        """The files in that folder that decide what the policy does."""
+        ...
+
     def agent(self, config: AttemptsConfig, options: EpisodeOptions) -> Agent:
-        """The agent that runs attempts with the policy of the configuration."""
+        """An agent that runs attempts with the policy of the configuration."""
         ...
 
 
 def policy_models() -> PolicyModels:
-    """The policy models of the trainer, which is a package of its own for all that is known here.
+    """The policy models of an installed package, found by entry point since this package does not know the trainer.
 
     Raises:
-        ConfigError: no package that has any is installed.
+        ConfigError: no installed package has policy models.
     """
     for point in importlib.metadata.entry_points(group="tbx.policies"):
         models: PolicyModels = point.load()
@@ -72,21 +80,21 @@ def policy_models() -> PolicyModels:
 
 
 def run_evaluation(config: EvaluateConfig) -> dict[str, Any]:
-    """Repeats the tasks, writes rows and summary into `output_dir`, prints the table.
+    """Make the attempts, write rows and summary into `output_dir`, print the table.
 
     Returns:
-        What `summary.json` holds: the measures (`tbx_envs.evaluation.run.summarize`) with `policy`, `seed` and
-        `k`, the number of attempts at each task.
+        The content of `summary.json`: the measures (`tbx_envs.evaluation.run.summarize`) with `policy`, `seed` and `k`,
+        the number of attempts at each task.
 
     Raises:
-        ConfigError: no such policy or tasks, or another run in `output_dir`.
-        PolicyFault: too many attempts are void (`MAX_VOID_SHARE`); everything is written nevertheless.
+        ConfigError: no such policy or tasks, or another evaluation run in `output_dir`.
+        PolicyFault: too many attempts are void (`MAX_VOID_SHARE`); all files are written nevertheless.
     """
     rows = _evaluated(config, config.error_rate) if config.regrade is None else _regraded(config, config.regrade)
-    played, _ = load_rows(config.output_dir)
-    policy, seed, k = played["policy"]["name"], played["seed"], played["attempts"]  # of a regraded one: the source's
+    fingerprint, _ = load_rows(config.output_dir)  # after regrading its policy, seed and attempts are the source's
+    policy, seed, k = fingerprint["policy"]["name"], fingerprint["seed"], fingerprint["attempts"]
     summary = {"policy": policy, "seed": seed, "k": k, **summarize(rows, k, seed)}
-    summary |= {MARK: True} if played["policy"].get(MARK) else {}
+    summary |= {MARK: True} if fingerprint["policy"].get(MARK) else {}
     summary |= _costs(config, rows, summary[f"observed_{k}_of_{k}"])
     write_json(Path(config.output_dir) / "summary.json", summary)
     print_run(summary, k, title=f"policy {policy}")
@@ -95,7 +103,7 @@ def run_evaluation(config: EvaluateConfig) -> dict[str, Any]:
 
 
 def _costs(config: EvaluateConfig, rows: Sequence[Row], reliable_tasks: int) -> dict[str, Any]:
-    """`costs` for the summary, where served models took part."""
+    """`costs` for the summary; empty where no served model took part."""
     agent = config.agent.endpoint if config.policy == "endpoint" else None
     served = {"policy": agent, "user": config.user.endpoint, "judge": config.judge.endpoint}
     prices = {role: settings.prices for role, settings in served.items() if settings is not None}
@@ -103,15 +111,15 @@ def _costs(config: EvaluateConfig, rows: Sequence[Row], reliable_tasks: int) -> 
 
 
 def run_pool(config: PoolConfig) -> Pool:
-    """Estimates how hard each task is for the policy and freezes `output_dir/pool.json`.
+    """Estimate the difficulty of each task for the policy and write `output_dir/pool.json`.
 
     Raises:
-        ConfigError: no such policy or tasks, tasks held out for evaluation, no task in the bands, or another
+        ConfigError: no such policy or tasks, tasks held out for evaluation, no task in the bands, or another evaluation
             run or pool in `output_dir`.
-        PolicyFault: too many attempts are void; then no pool is written.
+        PolicyFault: too many attempts are void; no pool is written.
     """
     on_benchmark = config.train_on_benchmark_and_mark_results
-    # before hours of attempts, not after
+    # `select_pool` refuses them too, but only after hours of attempts.
     refuse_heldout(select_tasks(config.tasks), purpose="a pool", train_on_benchmark=on_benchmark)
     rows = _evaluated(config, error_rate=0.0)
     refuse_many_voids(rows)
@@ -145,11 +153,11 @@ def _evaluated(config: AttemptsConfig, error_rate: float) -> list[Row]:
 
 
 def _regraded(config: EvaluateConfig, folder: str) -> list[Row]:
-    """The rows of an evaluation run whose episodes are graded again."""
-    _, played = load_rows(folder)
+    """The rows after grading the episodes of an evaluation run again."""
+    _, rows = load_rows(folder)
     with opened_endpoints(judge=config.judge, user=config.user) as endpoints:
         options = episode_options(config, endpoints)
-        with RunProgress(len(played)) as progress:
+        with RunProgress(len(rows)) as progress:
             return regrade(
                 folder,
                 Path(config.output_dir) / "rows.jsonl",
@@ -161,10 +169,10 @@ def _regraded(config: EvaluateConfig, folder: str) -> list[Row]:
 
 
 def build_agent(config: AttemptsConfig, error_rate: float, uids: Sequence[str], endpoints: Endpoints) -> Agent:
-    """Who plays: an agent of ours, a served model, or the policy model of a checkpoint.
+    """The agent of the configuration: one of ours, a served model, or one that runs a model's weights.
 
     Raises:
-        ConfigError: no such agent and no such folder, or no endpoint for `policy=endpoint`.
+        ConfigError: no policy model with that name or folder, or no endpoint for `policy=endpoint`.
     """
     options = episode_options(config, endpoints)
     concurrency = concurrency_for(config.environment, uids, endpoints)
@@ -196,7 +204,7 @@ def build_agent(config: AttemptsConfig, error_rate: float, uids: Sequence[str], 
 
 
 def policy_of_run(config: AttemptsConfig, error_rate: float) -> dict[str, Any]:
-    """What an evaluation run measures, for its fingerprint: the policy, and what users, judges and clocks it meets."""
+    """What an evaluation run measures, for its fingerprint: the policy, and its episodes' user, judge and clock."""
     made = policy_fingerprint(config.policy, config.sampling, error_rate)
     if config.compute_dtype is not None:
         made |= {"compute_dtype": config.compute_dtype}
@@ -206,41 +214,50 @@ def policy_of_run(config: AttemptsConfig, error_rate: float) -> dict[str, Any]:
 
 
 def policy_fingerprint(policy: str, sampling: SamplingConfig, error_rate: float) -> dict[str, Any]:
-    """What tells two policies apart: the name, and settings or weights that decide what it does.
+    """What distinguishes two policies: the name, and the settings or weights that decide what it does.
 
-    Neither slots, episodes in flight and decode steps nor the mesh are in it: they change how fast episodes are
-    made, not which.
+    Cache slots, episodes in flight, decode steps and the mesh are not part of it: they change the speed, not the
+    episodes.
 
     Raises:
-        ConfigError: no such agent and no such folder.
+        ConfigError: no agent has that name, and no such folder exists.
+        CheckpointError: a policy of the Hub cannot be downloaded.
     """
     if policy == "scripted":
         return {"name": policy, "error_rate": error_rate}
     if policy in AGENTS:
         return {"name": policy}
     settings = sampling.model_dump(exclude={"slots", "episodes", "decode_steps"})
-    folder = _policy_folder(policy)
+    folder, files = _policy_files(policy)
     marks = {MARK: True} if is_marked_policy(folder) else {}
-    return {"name": policy, "sha256": _folder_hash(folder), "sampling": settings, **marks}
+    return {"name": policy, "sha256": _files_hash(folder, files), "sampling": settings, **marks}
 
 
-def _policy_folder(policy: str) -> Path:
-    """The folder (or the one file) that the policy is read from."""
+def _policy_files(policy: str) -> tuple[Path, Sequence[Path]]:
+    """The folder (or the one file) that a policy is read from, and the files in it that decide what it does."""
     models = policy_models()
-    if policy not in models.names and not Path(policy).is_dir():
+    if models.knows(policy):
+        folder = models.folder(policy)
+        return folder, models.files(policy)
+    if not Path(policy).is_dir():
         names = (*AGENTS, *models.names)
         raise ConfigError(
             f"policy '{policy}' is neither {', '.join(names)} nor a folder.{did_you_mean(policy, names)} "
-            f"Give one of these, or the folder that `tbx train` wrote."
+            f"Give one of these, the folder that `tbx train` wrote, or org/name of the Hugging Face Hub."
         )
-    return models.folder(policy) if policy in models.names else Path(policy)
+    return Path(policy), files_in(Path(policy))
 
 
-def _folder_hash(folder: Path) -> str:
-    """SHA-256 (hex) over the names and contents of the files in a folder, code left out."""
+def files_in(folder: Path) -> list[Path]:
+    """The files in a folder, code left out; of a policy that is one file, that file."""
+    paths = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
+    return [path for path in paths if path.is_file() and path.suffix not in (".py", ".pyc")]
+
+
+def _files_hash(folder: Path, files: Sequence[Path]) -> str:
+    """SHA-256 (hex) over the names and contents of files in a folder."""
     total = hashlib.sha256()
-    for path in sorted(folder.rglob("*")) if folder.is_dir() else [folder]:
-        if path.is_file() and path.suffix not in (".py", ".pyc"):
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-            total.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
+    for path in files:
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        total.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
     return total.hexdigest()

@@ -1,5 +1,5 @@
-"""Subcommands whose arguments are Hydra's: overrides (`tbx evaluate policy=oracle attempts=5`), `-m` sweeps, `--help`
-shows groups and keys."""
+"""Running the subcommands whose arguments are Hydra's: overrides (`tbx evaluate policy=oracle attempts=5`), sweeps
+(`-m`), and `--help` for groups and keys."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ R = TypeVar("R", bound="Record")
 
 
 def run_hydra_program(name: str, record: type[R], program: Callable[[R], Any], arguments: Sequence[str]) -> int:
-    """Compose the configuration, validate it, and run the program with it, once for each run of a sweep.
+    """Compose the configuration, validate it, and run the program with it, once for each job of a sweep.
 
     Args:
         name: configuration in `conf/`, and the subcommand's name.
         record: type that validates the configuration.
-        program: what is run.
+        program: function that is called with the record.
         arguments: overrides and options of Hydra.
 
     Raises:
         ConfigError: the configuration cannot be composed or is not valid.
     """
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it announces that torch is missing
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # otherwise it warns that torch is missing
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -49,19 +49,19 @@ def run_hydra_program(name: str, record: type[R], program: Callable[[R], Any], a
 
         from tbx_envs.evaluation.provenance import provenance
 
-        for chatty in ("jax", "absl"):  # backends that are missing; every option of the checkpoint manager
-            logging.getLogger(chatty).setLevel(logging.WARNING)
-        # Hydra gives each run of a sweep a folder of its own; the program knows only that one.
-        composed.output_dir = HydraConfig.get().runtime.output_dir
+        for verbose in ("jax", "absl"):  # they log missing backends and all options of the checkpoint manager
+            logging.getLogger(verbose).setLevel(logging.WARNING)
+        # Hydra gives each job of a sweep a folder of its own; the program sees only that one.
+        composed.output_dir = output_dir = HydraConfig.get().runtime.output_dir
         config = validated(record, composed)
-        with provenance(config.output_dir, config.model_dump(mode="json"), ["tbx", name, *arguments]):
+        with provenance(output_dir, config.model_dump(mode="json"), ["tbx", name, *arguments]):
             program(config)
 
     overrides = [given for given in arguments if not given.startswith("-") and ("=" in given or given.startswith("~"))]
     options = [given for given in arguments if given not in overrides]
-    # Hydra's parser takes overrides in one piece only, and people write `seed=0,1 -m` as well as `-m seed=0,1`.
+    # Hydra's parser accepts overrides only in one block, and people write `seed=0,1 -m` as well as `-m seed=0,1`.
     sys.argv = [f"tbx {name}", *options, *overrides, f"hydra.job.name={name}"]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come out, so that the command line words them
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises errors, so that the command line can word them
     try:
         main()
     except (HydraException, OmegaConfBaseException) as error:
@@ -70,7 +70,7 @@ def run_hydra_program(name: str, record: type[R], program: Callable[[R], Any], a
 
 
 def renamed(argument: str) -> str:
-    """An override with the new name of its key; a DeprecationWarning when it had the old one.
+    """An override with the current name of its key; warns (DeprecationWarning) when it had the old one.
 
     >>> renamed("seed=3")
     'seed=3'
@@ -80,6 +80,6 @@ def renamed(argument: str) -> str:
         return argument
     new = RENAMED_KEYS[key[2]]
     warnings.warn(
-        f"the key '{key[2]}' is called '{new}' now; the old name works until tbx 0.3.", DeprecationWarning, stacklevel=2
+        f"the key '{key[2]}' is now called '{new}'; the old name works until tbx 0.3.", DeprecationWarning, stacklevel=2
     )
     return f"{key[1] or ''}{new}{argument[key.end() :]}"

@@ -7,13 +7,13 @@ from tbx_envs.commands.command import Command, HydraCommand
 TASKS = Command("list tasks, show one, validate a domain", "tbx_envs.commands.tasks:tasks")
 PLAY = Command("be the agent of one task, in the terminal", "tbx_envs.commands.tasks:play_task")
 EVALUATE = HydraCommand(
-    "repeat tasks for a policy; one row of JSON an attempt",
+    "attempt tasks repeatedly with a policy; one row of JSON per attempt",
     "evaluate",
     "tbx_envs.commands.config:EvaluateConfig",
     "tbx_envs.commands.evaluate:run_evaluation",
 )
 POOL = HydraCommand(
-    "choose the tasks worth training on, and freeze them",
+    "select the tasks worth training on, and freeze them",
     "pool",
     "tbx_envs.commands.config:PoolConfig",
     "tbx_envs.commands.evaluate:run_pool",

@@ -1,4 +1,4 @@
-"""`tbx report`, `tbx compare` and `tbx show`: what an evaluation run's folder says."""
+"""`tbx report`, `tbx compare` and `tbx show`: the measures and transcripts of evaluation runs."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def report_folder(arguments: Sequence[str]) -> None:
 
 def compare(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser("tbx compare", description="Two evaluation runs side by side, paired by task.")
-    parser.add_argument("first", help="output_dir of the run to compare with")
-    parser.add_argument("second", help="output_dir of the other run")
+    parser.add_argument("first", help="output_dir of the evaluation run to compare with")
+    parser.add_argument("second", help="output_dir of the other evaluation run")
     given = parser.parse_args(arguments)
     report.print_comparison(compare_folders(given.first, given.second), (given.first, given.second))
 
@@ -41,17 +41,24 @@ def show(arguments: Sequence[str]) -> None:
     parser.add_argument("folder", help="output_dir of `tbx evaluate` or `tbx pool`")
     parser.add_argument("--uid", help="only this task")
     parser.add_argument("--attempt", type=int, help="only this attempt")
-    parser.add_argument("--outcome", choices=("passed", "failed", "void"), help="only episodes that ended so")
-    parser.add_argument("--system", action="store_true", help="with the rules that the agent was given")
+    parser.add_argument("--outcome", choices=("passed", "failed", "void"), help="only episodes with this outcome")
+    parser.add_argument("--system", action="store_true", help="include the rules that the agent was given")
     given = parser.parse_args(arguments)
     show_episodes(Path(given.folder), given.uid, given.attempt, given.outcome, given.system)
 
 
 def show_episodes(folder: Path, uid: str | None, attempt: int | None, outcome: str | None, system: bool) -> None:
-    """Transcripts of an evaluation run's episodes.
+    """Print the transcripts of an evaluation run's episodes.
+
+    Args:
+        folder: folder of the evaluation run.
+        uid: only this task; None is all.
+        attempt: only this attempt; None is all.
+        outcome: only episodes that `passed`, `failed` or are `void`; None is all.
+        system: True includes the system's messages.
 
     Raises:
-        ConfigError: no transcripts there, or none that was asked for.
+        ConfigError: the folder has no transcripts, or none matches.
     """
     outcomes = {True: "passed", False: "failed", None: "void"}
     number = shown = 0

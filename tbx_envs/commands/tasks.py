@@ -1,4 +1,4 @@
-"""`tbx tasks`: look at tasks; `tbx play`: be the agent of one."""
+"""`tbx tasks`: inspect and validate tasks; `tbx play`: be the agent of one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tbx_envs.thinkingbox.dataset.records import DatasetTask
 
 
 def list_tasks(selection: str, long: bool) -> None:
-    """One uid a line; with `long` its split and the user's first message, too."""
+    """Print one uid per line; with `long` its split and the user's first message too."""
     for uid in select_tasks(selection):
         if long:
             task = find_task(uid)
@@ -30,9 +30,12 @@ def list_tasks(selection: str, long: bool) -> None:
 
 
 def show_task(uid: str) -> None:
-    """The task for people: what is asked, what the user knows, what must come out."""
-    task = find_task(uid)
-    print("\n".join(_dataset_lines(task) if isinstance(task, DatasetTask) else _built_in_lines(task)))
+    """Print a task for people: the request, what the user knows, the expected calls."""
+    match find_task(uid):
+        case Task() as task:
+            print("\n".join(_built_in_lines(task)))
+        case DatasetTask() as task:
+            print("\n".join(_dataset_lines(task)))
 
 
 def _built_in_lines(task: Task) -> list[str]:
@@ -72,14 +75,14 @@ def _dataset_lines(task: DatasetTask) -> list[str]:
         f"limits: {task.limits.user_turns} answers of the user, {limit} turns of the agent",
         *([f"clock: {task.clock}, {'running' if task.clock_runs else 'standing still'}"] if task.clock else []),
         *([f"said before: {len(task.history)} messages"] if task.history else []),
-        *(["texts are filled in with what the servers' init answers"] if task.format_query else []),
+        *(["texts are filled in with the answers of the servers' init"] if task.format_query else []),
         f"user says first: {task.query.strip()}",
         "user knows:",
-        *_indented(task.user_context or "nothing: nobody answers after the first message"),
+        *_indented(task.user_context or "nothing: no one answers after the first message"),
         f"servers: {', '.join(task.servers)}",
         *_wrapped("tools: ", [*(tool.name for tool in task.builtin_tools), *(tool.name for tool in task.tools)]),
         *([f"fixtures: {', '.join(task.fixtures)}"] if task.fixtures else []),
-        "golden calls:" if calls else "golden calls: none are written down",
+        "golden calls:" if calls else "golden calls: none are given",
         *calls,
     ]
 
@@ -97,10 +100,13 @@ def _wrapped(title: str, names: Sequence[str]) -> list[str]:
 
 
 def validate(name: str) -> None:
-    """Proves the tasks of a domain, or builds every task of a dataset, given by its name or its path.
+    """Check the contract of a domain, or build every task of a dataset.
+
+    Args:
+        name: name of a domain or of a registered dataset, or the path of a dataset.
 
     Raises:
-        DomainError: what does not hold, all of it.
+        DomainError: there are problems; the message lists all of them.
     """
     registered = {dataset.name: dataset for dataset in registered_datasets()}
     if name in registered or Path(name).exists():
@@ -120,23 +126,23 @@ def validate(name: str) -> None:
         refuse_broken()
         near = did_you_mean(name, registered)
         raise DomainError(
-            f"{error} Neither is it a registered dataset ({', '.join(registered) or 'there is none'}) nor "
+            f"{error} Neither is it a registered dataset ({', '.join(registered) or 'none is registered'}) nor "
             f"the path of one.{near}"
         ) from error
     check_domain(name)
-    print(f"{name}: {len(domain.uids())} tasks hold the contract.")
+    print(f"{name}: {len(domain.uids())} tasks keep the contract.")
 
 
 def tasks(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser("tbx tasks", description="Look at tasks.")
+    parser = argparse.ArgumentParser("tbx tasks", description="Inspect and validate tasks.")
     actions = parser.add_subparsers(dest="action", required=True)
-    listing = actions.add_parser("list", help="uids, one a line: a file of them is a list that `tasks=` takes")
+    listing = actions.add_parser("list", help="uids, one per line: a file of them is a list that `tasks=` accepts")
     selection = "all, train, heldout, datasets, a name, a uid, a pattern, a file"
     listing.add_argument("selection", nargs="?", default="all", help=selection)
-    listing.add_argument("--long", action="store_true", help="with split and the user's first message")
+    listing.add_argument("--long", action="store_true", help="include split and the user's first message")
     show = actions.add_parser("show", help="everything about one task")
     show.add_argument("uid")
-    validating = actions.add_parser("validate", help="prove a domain's tasks, or build all tasks of a dataset")
+    validating = actions.add_parser("validate", help="check the contract of a domain, or build all tasks of a dataset")
     validating.add_argument("name", nargs="?", default="clinic", help="a domain, a registered dataset or a path")
     given = parser.parse_args(arguments)
     match given.action:

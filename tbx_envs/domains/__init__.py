@@ -1,6 +1,6 @@
-"""Built-in domains: what one consists of, and finding one by name.
+"""Domains: their parts as records, and finding one by name.
 
-A domain is a folder with the same files in each (`docs/tasks.md`): `tables`, `generate`, `tools`, `server`,
+Every built-in domain is a folder with the same files (`docs/tasks.md`): `tables`, `generate`, `tools`, `server`,
 `rules.md`, `families`, `scripted`, `tasks.lock`. Its `__init__` exposes `DOMAIN`. Domains never import each other.
 """
 
@@ -18,7 +18,7 @@ from sqlalchemy import MetaData
 
 from tbx_envs.errors import DomainError, did_you_mean
 from tbx_envs.messages import Message, Turn
-from tbx_envs.task import ExpectedCall, Task
+from tbx_envs.task import ExpectedCall, Split, Task
 from tbx_envs.tools.clock import WorldClock
 from tbx_envs.tools.tool import Tool
 
@@ -27,19 +27,19 @@ NAMES = ("clinic",)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Topic:
-    """Something a simulated user can be asked for.
+    """A fact that a simulated user can be asked for.
 
     Attributes:
         pattern: regular expression (case ignored) that finds the topic in the agent's words.
-        phrasings: wordings of an answer, each with `{value}`.
+        phrasings: wordings of the answer, each with `{value}`.
     """
 
     pattern: str
     phrasings: tuple[str, ...]
 
 
-# A scripted agent: yields turns, is sent the messages that answer each (results of its calls, in order, or the
-# user's words), and returns after its last turn.
+# An agent as a generator: it yields turns, is sent the messages that answer each (results of its calls, in order, or
+# the user's words), and returns after its last turn.
 AgentTurns = Generator[Turn, Sequence[Message], None]
 
 
@@ -49,36 +49,41 @@ class Family:
 
     Attributes:
         name: `[a-z_]+`, unique within the domain.
-        title: one sentence for people.
-        num_train, num_heldout: how many frozen tasks of each split; `train` has the numbers from 0,
-            `heldout` those right after. A family with num_train 0 is never trained on.
-        build: (number, split) -> the task. Any number gives a task; only the frozen ones are registered.
-        near_misses: task -> label -> expected calls with one fault each (a wrong argument, one call missing, one
-            call too many); every one must fail the check.
-        scripted: (task, rng, error_rate) -> an agent that follows the rules, except that at each decision it breaks
-            the stated one with probability `error_rate * task.labels["pressure"]`.
+        title: sentence for people.
+        num_train: number of frozen tasks of the `train` split, numbered from 0. A family with 0 is held out.
+        num_heldout: number of frozen tasks of the `heldout` split, numbered right after those.
+        build: (number, split) -> task. Any number gives a task; only the frozen ones are registered.
+        near_misses: task -> label -> expected calls with one mistake (a wrong argument, one call missing, one call too
+            many); all of them must fail the check.
+        scripted: (task, rng, error_rate) -> agent that follows the rules, except that at each decision it breaks the
+            rule with probability `error_rate * task.labels["pressure"]`. The pressure says how pressing the caller is.
     """
 
     name: str
     title: str
     num_train: int
     num_heldout: int
-    build: Callable[[int, str], Task]
+    build: Callable[[int, Split], Task]
     near_misses: Callable[[Task], Mapping[str, tuple[ExpectedCall, ...]]]
     scripted: Callable[[Task, random.Random, float], AgentTurns]
+
+    def split_of(self, number: int) -> Split:
+        """The split of the task with that number; numbers beyond the frozen ones are in `train`."""
+        return "heldout" if self.num_train <= number < self.num_train + self.num_heldout else "train"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Domain:
-    """Everything that is known of a domain.
+    """A domain: tables, tools, rules, and the families of its tasks.
 
     Attributes:
-        name: also the folder's.
-        version: of its tasks; must be raised with any change of text or grading (`tasks.lock` notices).
-        metadata: its tables. A column with `info={"unstable": True}` is left out of checks.
-        tools: in canonical order.
-        rules: the rules the agent must follow, as it reads them.
-        clock: the time inside every world of the domain.
+        name: name of the domain and of its folder.
+        version: version of its tasks, which must be raised with any change of text or grading (`tasks.lock` detects
+            one).
+        metadata: tables of its database. A column with `info={"unstable": True}` is left out of checks.
+        tools: tools in canonical order.
+        rules: rules the agent must follow, as it reads them.
+        clock: time inside every world of the domain.
         topics: topic -> how a user is asked for it, and answers.
         consents: topic -> pattern that finds a request to confirm it in the agent's words.
         families: name -> family.
@@ -97,12 +102,11 @@ class Domain:
     lock: Mapping[str, str]
 
     def uids(self, split: str | None = None) -> tuple[str, ...]:
-        """Uids of the frozen tasks, families in order, of one split or of both; builds no task."""
+        """Uids of the frozen tasks, families in order, of one split or (None) of both; builds no task."""
         uids = []
         for family in self.families.values():
             for number in range(family.num_train + family.num_heldout):
-                of = "train" if number < family.num_train else "heldout"
-                if split in (None, of):
+                if split in (None, family.split_of(number)):
                     uids.append(f"{self.name}/{family.name}/{number:03d}")
         return tuple(uids)
 
@@ -126,29 +130,28 @@ def _task(domain_name: str, uid: str) -> Task:
             f"a uid is {domain.name}/<family>/<three digits or more>."
         )
     family, number = domain.families[match[1]], int(match[2])
-    heldout = family.num_train <= number < family.num_train + family.num_heldout
-    return family.build(number, "heldout" if heldout else "train")
+    return family.build(number, family.split_of(number))
 
 
 _registered: dict[str, Domain] = {}
 
 
 def register_domain(domain: Domain) -> None:
-    """Make a domain that is not built in known in this process, for example a shipped fake in a test.
+    """Make a domain that is not built in known to this process.
 
     Raises:
         DomainError: another domain has that name already.
     """
     if domain.name in NAMES or _registered.get(domain.name, domain) is not domain:
-        raise DomainError(f"a domain '{domain.name}' is there already; give this one another name.")
+        raise DomainError(f"a domain '{domain.name}' exists already; give this one another name.")
     _registered[domain.name] = domain
 
 
 def load_domain(name: str) -> Domain:
-    """The domain of that name; a built-in one's module is imported on first use.
+    """The domain of that name; the module of a built-in one is imported on first use.
 
     Raises:
-        DomainError: unknown name.
+        DomainError: no domain has that name.
     """
     if name in _registered:
         return _registered[name]

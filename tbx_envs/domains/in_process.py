@@ -1,18 +1,18 @@
-"""Tools in this process through real MCP: one long-lived session, the episode in a context variable.
+"""Tools in this process through real MCP: one long-lived session, with the episode in a context variable.
 
-A *driver* is a thread with an event loop of its own, in which an owner task holds one MCP server and its
-client open. A call is handed to the driver and awaited with a time limit. There is one driver as long as
-calls come one after the other, more when several threads call at once.
+A *driver* is a thread with an event loop of its own, in which an owner task holds one MCP server and its client open. A
+call is handed to the driver and awaited with a time limit. There is one driver as long as calls are made one after the
+other, and more when several threads call at once.
 
-Why a thread for tools that are plain functions: nothing else can keep the promise of a time limit. A tool
-that loops or blocks would hold an event loop in the caller's thread for ever; here the caller stops waiting,
-the driver is abandoned, and the next call gets a new one. The hand-over costs about 15 microseconds, next to
-about 100 for the call itself, and works the same inside a running loop (a notebook).
+Plain functions run in a thread because nothing else can enforce a time limit. A tool that loops or blocks would hold an
+event loop in the caller's thread forever; here the caller stops waiting, the driver is abandoned, and the next call
+gets a new one. The hand-over costs about 15 microseconds, compared with about 100 for the call itself, and works inside
+a running loop too (a notebook).
 
-What is guaranteed: `call` answers or raises `ToolFault` within the limit, unless a tool blocks the whole
-interpreter inside a C extension that does not release it. What is not: that an abandoned tool stops. It is
-asked to (SQLite is interrupted and `ToolAbandoned` is raised in its thread), its database is never used
-again, and its thread cannot keep the process alive.
+Guaranteed: `call` answers or raises `ToolFault` within the limit, unless a tool blocks the whole interpreter inside a C
+extension that does not release it. Not guaranteed: that an abandoned tool stops. It is asked to (SQLite is interrupted
+and `ToolAbandoned` is raised in its thread), its database is never used again, and its thread cannot keep the process
+alive.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from tbx_envs.tools.listing import function_dicts
 from tbx_envs.tools.session import Answer
 from tbx_envs.tools.tool import Tool
 
-_START_S = 30.0  # for a driver to come up: imports are done, so this bounds only a machine in trouble
+_START_S = 30.0  # time limit for a driver to start; imports are done, so only an overloaded machine reaches it
 
 
 class ToolAbandoned(BaseException):
-    """Raised in the thread of a tool that was too slow; no `Exception`, so that no tool swallows it."""
+    """Raised in the thread of a tool that was too slow; not an `Exception`, so that no tool catches it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class InProcessSession:
     """The tools of one episode (`tbx_envs.tools.session.ToolSession`).
 
     Attributes:
-        domain: whose tools.
-        world: the episode's database.
-        timeout_s: how long one call may take.
+        domain: domain of the task.
+        world: database of the episode; None for a session that only lists tools.
+        timeout_s: time limit of one call.
         tools: name -> tool of the domain.
     """
 
@@ -92,7 +92,7 @@ class InProcessSession:
 
 # --- drivers ------------------------------------------------------------------------------------------------
 
-# What the shared server answers for: the session whose call is running.
+# The session whose call the shared server is answering.
 _session: contextvars.ContextVar[InProcessSession] = contextvars.ContextVar("tbx_session")
 
 # Idle drivers by process id: a thread does not survive a fork, and its loop must not be touched by the child.
@@ -116,7 +116,7 @@ def _drive(session: InProcessSession, method: str, *arguments: Any) -> Any:
             f"{what} did not answer within {session.timeout_s:g} s. Its effect is unknown, so the episode is "
             f"void. Make the tool faster, or raise tool_timeout_s."
         ) from None
-    except BaseException:  # an interrupt from the keyboard: the driver still works on a call nobody waits for
+    except BaseException:  # an interrupt from the keyboard: the driver is still working on the call
         driver.abandon(session)
         raise
     idle.append(driver)
@@ -144,7 +144,7 @@ class _Driver:
             raise ToolFault(f"the in-process MCP session could not be opened: {error}") from error
 
     def abandon(self, session: InProcessSession) -> None:
-        """Stop waiting for a call, and ask the tool that runs to stop."""
+        """Stop waiting for a call, and ask the running tool to stop."""
         self.requests.put(None)
         if session.world is not None:
             session.world.raw.interrupt()
@@ -153,11 +153,11 @@ class _Driver:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(ToolAbandoned))
 
     def _run(self) -> None:
-        """The thread: open a session, answer requests until `None` comes, close."""
+        """The thread: open a session, answer requests until one is `None`, close."""
         loop = asyncio.new_event_loop()
         try:
             self._answer_requests(loop)
-        except ToolAbandoned:  # nobody waits any more
+        except ToolAbandoned:  # no one is waiting for the answer
             pass
         finally:
             loop.close()
@@ -168,7 +168,7 @@ class _Driver:
         owner = loop.create_task(_own_session(opened, close))
         try:
             client = loop.run_until_complete(opened)
-        except Exception as error:  # the thread's boundary: handed to the thread that waits
+        except Exception as error:  # the thread's boundary: handed to the waiting thread
             self.replies.put((None, error))
             return
         try:
@@ -176,6 +176,7 @@ class _Driver:
             while (request := self.requests.get()) is not None:
                 session, method, arguments = request
                 _session.set(session)
+                reply: tuple[Any, BaseException | None]
                 try:
                     reply = loop.run_until_complete(getattr(client, method)(*arguments)), None
                 except Exception as error:  # the thread's boundary, as above
@@ -194,7 +195,7 @@ async def _own_session(opened: asyncio.Future[Client], close: asyncio.Event) -> 
         async with Client(server, raise_exceptions=True, cache=None) as client:
             opened.set_result(client)
             await close.wait()
-    except Exception as error:  # the thread's boundary: handed to whoever waits for the session
+    except Exception as error:  # the thread's boundary: handed to the code that awaits the session
         if opened.done():
             raise
         opened.set_exception(error)

@@ -1,10 +1,10 @@
-"""Lock files: what each frozen task was when its domain's version was set.
+"""Lock files: the hash of each frozen task when its domain's version was set.
 
     version 1
     clinic/cancel_visit/000 9b1f...
 
-A task's line changes with anything that could change an outcome: the task itself, the policy, the texts of the
-tools and the words of the user, what the expected calls answer and the rows that they leave.
+A task's hash changes with everything that could change an outcome: the task itself, the rules, the texts of the tools
+and of the user, the answers to the expected calls and the rows that they leave.
 `python -m tbx_envs.testing.domain_contract lock <domain>` writes the file; a test compares.
 """
 
@@ -20,10 +20,14 @@ FILE_NAME = "tasks.lock"
 
 
 def parse_lock(text: str, *, where: str) -> tuple[int, dict[str, str]]:
-    """The version and the hashes, uid -> SHA-256, of a lock file's text; version 0 of an empty one.
+    """The version and the hashes (uid -> SHA-256) of a lock file; version 0 for an empty one.
+
+    Args:
+        text: content of the file.
+        where: name of the file, for the message.
 
     Raises:
-        DomainError: a line that is neither; `where` names the file.
+        DomainError: a line has neither form.
     """
     version, hashes = 0, {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -41,7 +45,7 @@ def parse_lock(text: str, *, where: str) -> tuple[int, dict[str, str]]:
 
 
 def read_lock(domain_name: str) -> tuple[int, dict[str, str]]:
-    """Version and hashes of a built-in domain's lock file; (0, {}) when there is none yet."""
+    """Version and hashes of a built-in domain's lock file; (0, {}) when the domain has none yet."""
     file = resources.files(f"tbx_envs.domains.{domain_name}") / FILE_NAME
     if not file.is_file():
         return 0, {}

@@ -1,8 +1,8 @@
-"""A domain as a low-level MCP server; the same handlers answer in process and over stdio, so texts are equal.
+"""A domain as a low-level MCP server. The same handlers answer in process and over stdio, so the texts are equal.
 
-The protocol has one flag, `is_error`, for a tool that says no, for wrong arguments and for a tool that broke.
-They are told apart here, before the protocol sees them: refusals and invalid calls are results whose `_meta`
-carries `STATUS_KEY`; a fault is raised and becomes a protocol error.
+The protocol has one flag, `is_error`, for a tool that says no, for wrong arguments and for a tool that broke. They are
+distinguished here, before the protocol sees them: rejected and invalid calls are results whose `_meta` has
+`STATUS_KEY`; a fault is raised and becomes a protocol error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def build_server(
 ) -> Server[Any]:
     """A server that lists the tools of `domain()` and answers calls with `answer(tool name, arguments)`.
 
-    Both are asked at each request, so that one server can serve many episodes.
+    Both are called at each request, so that one server can serve many episodes.
     """
 
     async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
@@ -54,12 +54,12 @@ def read_result(result: types.CallToolResult) -> Answer:
     """The answer that a result of our server carries.
 
     Raises:
-        ToolFault: the result is not one of ours, so that refusals could not be told from faults.
+        ToolFault: the result is not one of ours, so a rejected call cannot be distinguished from a fault.
     """
     status = (result.meta or {}).get(STATUS_KEY)
     if status not in ("ok", "rejected", "invalid"):
         raise ToolFault(
-            f"a tool server answered without '{STATUS_KEY}' in its _meta (got {status!r}), so refusals cannot "
-            f"be told from faults. Serve the domain with tbx."
+            f"a tool server answered without '{STATUS_KEY}' in its _meta (got {status!r}), so a rejected call cannot "
+            f"be distinguished from a fault. Serve the domain with tbx."
         )
     return Answer("".join(block.text for block in result.content if isinstance(block, types.TextContent)), status)

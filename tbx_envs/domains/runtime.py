@@ -47,8 +47,8 @@ class DomainSource:
     def grade_again(
         self, task: AnyTask, episode: Episode, options: EpisodeOptions
     ) -> tuple[CheckReport, dict[str, int]]:
-        """The check after the episode's calls were made again in a fresh world: they must be answered as they were,
-        otherwise the tools have changed."""
+        """The report of the check after the episode's calls were made again in a fresh world. They must be answered as
+        before, otherwise the tools have changed."""
         calls = {
             call.id: call
             for said in episode.transcript
@@ -65,15 +65,15 @@ class DomainSource:
                 answer = runtime.call(call.name, call.arguments)
                 if (answer.text, answer.status) != (said.text, said.status):
                     raise CheckFault(
-                        f"task {task.uid}: {call.name} ({call.id}) answers otherwise than when the episode was played, "
-                        f"so it cannot be graded again. Then: {said.text[:200]!r}. Now: {answer.text[:200]!r}."
+                        f"task {task.uid}: {call.name} ({call.id}) is not answered as when the episode ran, so it "
+                        f"cannot be graded again. Then: {said.text[:200]!r}. Now: {answer.text[:200]!r}."
                     )
             return runtime.check(episode.transcript, None), {}
         finally:
             runtime.close()
 
     def task_hash(self, task: AnyTask) -> str:
-        """Over the task, the rules and the texts of the tools."""
+        """Hash of the task, the rules and the texts of the tools."""
         tools = [[tool.name, tool.description, tool.input_schema] for tool in self.domain.tools]
         texts = json.dumps([self.domain.rules, tools], sort_keys=True)
         return hashlib.sha256(f"{content_hash(_ours(task))} {texts}".encode()).hexdigest()
@@ -88,10 +88,10 @@ def _ours(task: AnyTask) -> Task:
 
 
 class DomainRuntime:
-    """See `tbx_envs.runtime.Runtime`.
+    """The runtime of a domain's task (`tbx_envs.runtime.Runtime`).
 
     Raises:
-        EnvironmentFault: the world could not be made, or the user could not.
+        EnvironmentFault: the world or the user could not be made.
         DomainError: the task's expected calls fail.
     """
 
@@ -113,11 +113,11 @@ class DomainRuntime:
         except UserFault:
             self.discard(UserFault.kind)
             raise
-        except Exception as error:  # the episode boundary: whatever making a user raises voids the episode
+        except Exception as error:  # the episode boundary: any error in making a user voids the episode
             self.discard(UserFault.kind)
             raise UserFault(
                 f"task {task.uid}: making the simulated user raised {type(error).__name__}: {error}. The episode is "
-                f"void; fix it."
+                f"void; fix the cause."
             ) from error
 
     @property
@@ -143,6 +143,6 @@ class DomainRuntime:
             return_world(self.world)
 
     def discard(self, kind: str) -> None:
-        if self._lent and kind != "tool":  # an abandoned tool may still hold the database
+        if self._lent and kind != "tool":  # an abandoned tool may still be using the database
             self.world.close()
         self._lent = False

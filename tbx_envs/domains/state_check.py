@@ -1,6 +1,6 @@
-"""The state check: the world at the end holds exactly the rows of the expected world.
+"""The state check: the final world has exactly the rows of the expected world.
 
-Nothing of it is reachable by the agent: the expected rows live outside the database that its tools see.
+The agent cannot reach any of it: the expected rows are kept outside the database that its tools use.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from tbx_envs.episode import CheckReport
 
 
 def check_state(world: World, template: WorldTemplate) -> CheckReport:
-    """Compare all rows, columns marked unstable left out; every difference is named.
+    """Compare all rows, except columns marked unstable; the report lists every difference.
 
-    The world is rolled back first: what no successful call committed does not count.
+    The world is rolled back first: only what a successful call committed counts.
     """
     world.db.rollback()
     metadata = template.domain.metadata

@@ -1,7 +1,7 @@
-"""A built-in domain as a real MCP server over stdin and stdout, with the answers it gives in process.
+"""A built-in domain as a real MCP server over stdin and stdout, with the same answers as in process.
 
-One process serves one world: that of the task named, from its beginning. A fault of a tool becomes a protocol
-error, so that a client can tell it from a refusal.
+One process serves one world: the initial world of a task. A fault of a tool becomes a protocol error, so that a client
+can distinguish it from a rejected call.
 """
 
 from __future__ import annotations
@@ -46,5 +46,5 @@ def main(domain_name: str, arguments: Sequence[str] | None = None) -> None:
         prog=f"python -m tbx_envs.domains.{domain_name}.server",
         description=f"Serve the tools of '{domain_name}' on the world of one task: MCP on stdin and stdout.",
     )
-    parser.add_argument("--task", metavar="UID", default=first, help="whose initial world (default: %(default)s)")
+    parser.add_argument("--task", metavar="UID", default=first, help="task of the initial world (default: %(default)s)")
     asyncio.run(serve(domain, domain.task(parser.parse_args(arguments).task)))

@@ -1,12 +1,12 @@
-"""Worlds: the database of an episode, made from a template in microseconds and compared row by row.
+"""Worlds: the database of an episode, copied from a template in microseconds and compared row by row.
 
     template = template_for(task, domain)      # once per task: tables, rows, and the rows after the expected calls
     world = lend_world(template)               # from the process's pool, restored by SQLite's backup
     rows_of(world.raw, domain.metadata) == template.expected
     return_world(world)
 
-A world is an in-memory SQLite database behind one SQLAlchemy connection that lives as long as the process.
-All of them hang on one engine, so a statement is compiled once per process, not once per episode.
+A world is an in-memory SQLite database behind one SQLAlchemy connection that lives as long as the process. All worlds
+share one engine, so a statement is compiled once per process, not once per episode.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from tbx_envs.domains import Domain
 from tbx_envs.errors import DomainError, ToolFault, did_you_mean
 from tbx_envs.task import Task
 from tbx_envs.tools.calls import answer_call
+from tbx_envs.tools.tool import Tool
 
 # Table name -> its rows, each a tuple of the stable columns' values as SQLite holds them, in a canonical
 # order.
 Rows = Mapping[str, list[tuple[Any, ...]]]
 
-_MAX_TEMPLATES = 1024  # about 0.3 MB each; a training pool fits
+_MAX_TEMPLATES = 1024  # about 0.3 MB each; enough for a training pool
 _MAX_IDLE_WORLDS = 64
 
 
@@ -48,25 +49,26 @@ class World:
         self.db: Connection = _engine(os.getpid()).connect()
         raw = self.db.connection.dbapi_connection
         assert isinstance(raw, sqlite3.Connection)
-        self.raw = raw
+        self.raw: sqlite3.Connection = raw
         self.db.rollback()
-        self._finalizer = weakref.finalize(self, self.db.close)  # a world that is dropped gives its memory back
+        # Frees the memory of a world that is dropped.
+        self._finalizer: weakref.finalize[..., World] = weakref.finalize(self, self.db.close)
 
     def restore(self, source: sqlite3.Connection) -> None:
-        """Become a copy of `source`, whatever was there before."""
+        """Replace the content by a copy of `source`."""
         self.db.rollback()
         source.backup(self.raw)
 
     def close(self) -> None:
-        """Give the memory back; a second call does nothing."""
+        """Free the memory; a second call does nothing."""
         self._finalizer()
 
 
 @functools.lru_cache(maxsize=2)
 def _engine(pid: int) -> Engine:
-    """One engine per process, `pid` in the key since SQLite connections must not cross a fork.
+    """One engine per process. `pid` is in the cache's key since SQLite connections must not cross a fork.
 
-    NullPool and a creator: each `connect` is a database of its own, held open by its World.
+    NullPool and a creator: each `connect` opens a database of its own, which its World keeps open.
     """
     return sqlalchemy.create_engine("sqlite://", poolclass=NullPool, creator=_open_database)
 
@@ -99,12 +101,12 @@ def _lend(source: sqlite3.Connection) -> World:
         try:
             world.restore(source)
             return world
-        except sqlite3.OperationalError:  # a tool kept a result open: the database cannot be overwritten
+        except sqlite3.OperationalError:  # a tool left a result open, so the database cannot be overwritten
             world.close()
 
 
 def return_world(world: World) -> None:
-    """Put a world back into the pool; one that a fault left in an unknown state must be closed instead."""
+    """Put a world back into the pool. One that a fault left in an unknown state must be closed instead."""
     idle = _idle_worlds.setdefault(os.getpid(), [])
     if len(idle) < _MAX_IDLE_WORLDS:
         idle.append(world)
@@ -120,11 +122,11 @@ class WorldTemplate:
     """What all episodes of a task share.
 
     Attributes:
-        task: the task.
-        domain: its domain.
-        database: the initial world; only ever read.
-        initial: its rows.
-        expected: the rows after the task's expected calls.
+        task: task.
+        domain: domain of the task.
+        database: initial world, never changed.
+        initial: rows of the initial world.
+        expected: rows after the task's expected calls.
     """
 
     task: Task
@@ -141,7 +143,7 @@ def template_for(task: Task, domain: Domain) -> WorldTemplate:
     """The task's template, made on first use and kept for the most recent `_MAX_TEMPLATES` tasks.
 
     Raises:
-        DomainError: the world does not fit the tables, or an expected call is refused or fails.
+        DomainError: the world does not fit the tables, or an expected call is rejected or fails.
     """
     key = (os.getpid(), task.uid)
     template = _templates.pop(key, None)
@@ -154,10 +156,10 @@ def template_for(task: Task, domain: Domain) -> WorldTemplate:
 
 
 def build_template(task: Task, domain: Domain) -> WorldTemplate:
-    """The task's template, made anew: create tables, insert rows, replay the expected calls.
+    """A new template of the task: create tables, insert rows, replay the expected calls.
 
     Raises:
-        DomainError: the world does not fit the tables, or an expected call is refused or fails.
+        DomainError: the world does not fit the tables, or an expected call is rejected or fails.
     """
     world = _lend(_empty_database(os.getpid(), domain.metadata))
     database = sqlite3.connect(":memory:", check_same_thread=False)
@@ -204,7 +206,7 @@ def replay(world: World, task: Task, domain: Domain) -> None:
     """Run the task's expected calls on `world`.
 
     Raises:
-        DomainError: a call was refused, was invalid, or raised.
+        DomainError: a call was rejected, was invalid, or raised.
     """
     tools = domain_tools(domain)
     for number, call in enumerate(task.expected_calls, start=1):
@@ -218,7 +220,7 @@ def replay(world: World, task: Task, domain: Domain) -> None:
             raise DomainError(f"{where}, was answered '{answer.status}': {answer.text} Fix the task or the tool.")
 
 
-def domain_tools(domain: Domain) -> dict[str, Any]:
+def domain_tools(domain: Domain) -> dict[str, Tool]:
     """Name -> tool, in canonical order."""
     return {tool.name: tool for tool in domain.tools}
 
@@ -233,7 +235,7 @@ def _table(uid: str, metadata: MetaData, name: str) -> Table:
 
 
 def _insert(db: Connection, uid: str, table: Table, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Insert JSON rows, dates and times made from their ISO text; rows may leave different columns out."""
+    """Insert JSON rows, converting ISO text to dates and times; each row may leave out different columns."""
     makers = {column.name: maker for column in table.columns if (maker := _maker(column)) is not None}
     for names, batch in itertools.groupby(rows, key=lambda row: tuple(sorted(row))):
         unknown = set(names) - set(table.columns.keys())
@@ -273,13 +275,13 @@ _ISO_TYPES = (datetime.date, datetime.datetime, datetime.time)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Layout:
-    """How the rows of a table are read and named.
+    """How the rows of a table are read and described.
 
     Attributes:
-        name: of the table.
-        columns: the stable ones, primary key first.
-        key_width: how many of them make the primary key; 0 when a part of it is unstable.
-        query: reads them in canonical order.
+        name: name of the table.
+        columns: stable columns, primary key first.
+        key_width: number of columns of the primary key; 0 when a part of it is unstable.
+        query: statement that reads the rows in canonical order.
     """
 
     name: str
@@ -305,12 +307,12 @@ def _layout(table: Table) -> _Layout:
 
 
 def rows_of(raw: sqlite3.Connection, metadata: MetaData) -> Rows:
-    """All rows in canonical form: stable columns only, ordered by primary key, or else by all of them."""
+    """All rows in canonical form: stable columns only, ordered by primary key; by all columns if it is not stable."""
     return {layout.name: raw.execute(layout.query).fetchall() for layout in _layouts(metadata) if layout.query}
 
 
 def digest(rows: Rows) -> str:
-    """SHA-256 (hex) of canonical rows; equal exactly when they are."""
+    """SHA-256 (hex) of canonical rows; equal exactly when the rows are."""
     text = json.dumps(rows, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=_bytes_to_text)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -340,7 +342,7 @@ def differences(actual: Rows, expected: Rows, metadata: MetaData) -> tuple[str, 
 
 def _table_differences(layout: _Layout, have: list[tuple], want: list[tuple]) -> Iterator[str]:
     width = layout.key_width
-    if width == 0:  # no key to tell rows by: the same row may be there several times
+    if width == 0:  # no key to identify rows by: equal rows are possible
         surplus, lack = collections.Counter(have), collections.Counter(want)
         yield from (f"{layout.name}: a row is missing ({_fields(layout, row)})" for row in (lack - surplus).elements())
         yield from (
@@ -349,17 +351,16 @@ def _table_differences(layout: _Layout, have: list[tuple], want: list[tuple]) ->
         return
     have_by_key, want_by_key = {row[:width]: row for row in have}, {row[:width]: row for row in want}
     for key in sorted(have_by_key.keys() | want_by_key.keys(), key=repr):
-        row, wanted = have_by_key.get(key), want_by_key.get(key)
         name = f"{layout.name}: {'/'.join(map(str, key))}"
-        if row is None:
-            yield f"{name} is missing ({_fields(layout, wanted)})"
-        elif wanted is None:
-            yield f"{name} is unexpected ({_fields(layout, row)})"
-        elif row != wanted:
+        if key not in have_by_key:
+            yield f"{name} is missing ({_fields(layout, want_by_key[key])})"
+        elif key not in want_by_key:
+            yield f"{name} is unexpected ({_fields(layout, have_by_key[key])})"
+        elif have_by_key[key] != want_by_key[key]:
             changed = [
-                f"{column} is {value!r}, expected {want_value!r}"
-                for column, value, want_value in zip(layout.columns, row, wanted, strict=True)
-                if value != want_value
+                f"{column} is {value!r}, expected {wanted!r}"
+                for column, value, wanted in zip(layout.columns, have_by_key[key], want_by_key[key], strict=True)
+                if value != wanted
             ]
             yield f"{name} {'; '.join(changed)}"
 

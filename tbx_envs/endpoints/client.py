@@ -1,15 +1,15 @@
-"""Served models, asked through chat completions as OpenAI defined them and most servers speak them.
+"""A client of served models, for the chat completions API that OpenAI defined and most servers implement.
 
     config = EndpointConfig("http://127.0.0.1:8000/v1", model="Qwen/Qwen3-0.6B")
     with ChatEndpoint(config) as endpoint:
         completion = endpoint.complete([{"role": "user", "content": "Is the sky blue?"}])
 
-A completion executes nothing, so a request may be sent again after whatever went wrong on the way: 429, 5xx, a
-connection that was refused or cut. It is not sent again when the answer would be the same (400, 401, 403, 404), and
-not after its time limit, since a model that writes for too long would be paid for once more.
+A completion executes nothing, so a request may be retried after any transient failure: 429, 5xx, a connection that was
+refused or cut. It is not retried when the answer would be the same (400, 401, 403, 404), nor after its time limit,
+since a model that writes for too long would be paid for again.
 
-The key is read from the environment when a request is made and is kept nowhere: no record, message or log has it, and
-it is taken out of what servers answer.
+The key is read from the environment for each request and stored nowhere: no record, message or log contains it, and it
+is removed from what servers answer.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ import httpx
 
 from tbx_envs.endpoints.config import EndpointConfig
 from tbx_envs.endpoints.costs import NOTHING_USED, TokenUsage
-from tbx_envs.endpoints.responses import Completion, Problem, read_answer
+from tbx_envs.endpoints.responses import CANCELLED, Completion, Problem, read_answer
 from tbx_envs.endpoints.transport import NoReply, Reply, Stopped, Transport
 from tbx_envs.errors import ConfigError, EndpointError
 from tbx_envs.seeding import rng
 
 PATH = "/chat/completions"
 
-# Waits before a request is sent again: doubling from the first to the longest, each shortened by up to a half so
-# that callers who failed together do not come back together. A server that asks for more patience than the last gets
-# none: a run must not stand still for an hour without a word.
-FIRST_WAIT_S, LONGEST_WAIT_S, MOST_PATIENCE_S = 0.5, 30.0, 120.0
+# Waits before a retry: doubling from the first to the longest, each shortened by up to a half so that callers that
+# failed together do not retry together. When a server asks for a longer wait than the last value, the request is not
+# retried: a run must not stall for an hour silently.
+FIRST_WAIT_S, LONGEST_WAIT_S, LONGEST_RETRY_AFTER_S = 0.5, 30.0, 120.0
 
-_POLL_S = 0.1  # how soon a caller that was told to stop notices
-_OURS = frozenset({"messages", "model", "n", "stream", "tools", "tool_choice"})  # not for `extra_body`
+_POLL_S = 0.1  # how often a waiting caller checks whether it should stop
+_OURS = frozenset({"messages", "model", "n", "stream", "tools", "tool_choice"})  # fields that `extra_body` may not set
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EndpointTotals:
-    """What an endpoint has done so far.
+    """Counts of an endpoint so far.
 
     Attributes:
-        requests: sent, those sent again included.
-        completions: that came back.
-        failures: questions that ended as an `EndpointError`.
-        usage: tokens of all completions; unknown as soon as one came without a count.
+        requests: number of requests sent, including retries.
+        completions: number of completions received.
+        failures: number of calls of `complete` that raised an `EndpointError`.
+        usage: tokens of all completions; unknown as soon as one came without counts.
     """
 
     requests: int = 0
@@ -63,15 +63,15 @@ class EndpointTotals:
 
 
 class ChatEndpoint:
-    """A served model. All threads may ask at once; `close` it at the end, or use it as a context manager.
+    """A served model. Thread-safe; `close` it at the end, or use it as a context manager.
 
     Args:
-        config: where and how.
-        sleep: waits before a request is sent again; for tests.
-        seed: of the waits' jitter.
+        config: address and settings.
+        sleep: function that waits before a retry; for tests.
+        seed: seed of the jitter of waits.
 
     Raises:
-        ConfigError: settings that cannot work, all of them named.
+        ConfigError: settings that cannot work; the message lists all of them.
     """
 
     def __init__(self, config: EndpointConfig, *, sleep: Callable[[float], None] | None = None, seed: int = 0) -> None:
@@ -83,11 +83,11 @@ class ChatEndpoint:
         self._url = config.base_url.rstrip("/") + PATH
         self._sleep = sleep
         self._seed = seed
-        self._is_stopped = False  # no Event: a signal handler sets it, and must take no lock
-        self._turns = threading.BoundedSemaphore(config.concurrency)
+        self._is_stopped = False  # not an Event: a signal handler sets it and must not take a lock
+        self._slots = threading.BoundedSemaphore(config.concurrency)
         self._lock = threading.Lock()
         self._totals = EndpointTotals()
-        self._numbers = itertools.count()  # of questions, for their jitter; drawing one is atomic
+        self._numbers = itertools.count()  # numbers of completions, for their jitter; `next` is atomic
         self._transport = Transport(self._url, _Bearer(config.api_key_env), config.timeout_s, config.concurrency)
 
     def __repr__(self) -> str:
@@ -95,7 +95,7 @@ class ChatEndpoint:
 
     @property
     def totals(self) -> EndpointTotals:
-        """What it has done so far, all threads together."""
+        """Counts of all threads so far."""
         with self._lock:
             return self._totals
 
@@ -110,17 +110,21 @@ class ChatEndpoint:
         seed: int | None = None,
         stop: threading.Event | None = None,
     ) -> Completion:
-        """What the model answers to `messages`; arguments left None are the configuration's, or are not sent.
+        """The model's completion of `messages`; None takes the configuration's value, or sends no such field.
 
         Args:
-            messages: chat dictionaries as OpenAI wants them.
-            seed: of the model's sampling; servers that know no seeds mostly ignore it.
-            stop: set by another thread when the answer is not wanted any more: the request is taken back.
+            messages: chat dictionaries in OpenAI's format.
+            temperature: sampling temperature.
+            max_tokens: maximum number of tokens to write.
+            tools: OpenAI-function style dictionaries.
+            tool_choice: the API's field of that name.
+            seed: seed of the model's sampling; servers without seeds usually ignore it.
+            stop: event that another thread sets to cancel the request.
 
         Raises:
             ContextExceeded: the conversation is too long for the model.
-            EndpointRefused: nothing will be answered until the settings are changed.
-            EndpointError: no usable answer; says what was tried.
+            EndpointRefused: the server answers no request with these settings.
+            EndpointError: there is no usable answer; the message says what was tried.
         """
         wanted: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
         wanted |= {"tools": list(tools) if tools else None, "tool_choice": tool_choice}
@@ -130,11 +134,11 @@ class ChatEndpoint:
             return self._is_stopped or (stop is not None and stop.is_set())
 
         try:
-            self._wait_for_a_turn(is_unwanted)
+            self._acquire_slot(is_unwanted)
             try:
                 completion = self._ask(body, is_unwanted)
             finally:
-                self._turns.release()
+                self._slots.release()
         except EndpointError:
             self._count(failures=1)
             raise
@@ -151,7 +155,7 @@ class ChatEndpoint:
             **self.config.extra_body,
         }
         try:
-            # Escaped to ASCII, so that half a surrogate pair in somebody's words cannot break the request.
+            # Escaped to ASCII, so that half of a surrogate pair in some text cannot break the request.
             text = json.dumps({name: value for name, value in fields.items() if value is not None}, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise EndpointError(
@@ -159,16 +163,16 @@ class ChatEndpoint:
             ) from error
         return text.encode("ascii")
 
-    def _wait_for_a_turn(self, is_unwanted: Callable[[], bool]) -> None:
-        while not self._turns.acquire(timeout=_POLL_S):
+    def _acquire_slot(self, is_unwanted: Callable[[], bool]) -> None:
+        while not self._slots.acquire(timeout=_POLL_S):
             if is_unwanted():
-                raise self._taken_back()
+                raise self._cancelled()
 
-    def _taken_back(self) -> EndpointError:
-        return EndpointError(f"POST {self._url}: taken back before it was answered, since the run stops.")
+    def _cancelled(self) -> EndpointError:
+        return EndpointError(f"POST {self._url}: {CANCELLED}")
 
     def _ask(self, body: bytes, is_unwanted: Callable[[], bool]) -> Completion:
-        """Sends the request until there is a completion, or a reason to give up."""
+        """Send the request until there is a completion or a reason to give up."""
         number, sent = next(self._numbers), 0
         while not is_unwanted():
             self._count(requests=1)
@@ -179,21 +183,21 @@ class ChatEndpoint:
             wait_s = self._wait_s(outcome, sent, number)
             if wait_s is None:
                 times = f" (sent {sent} times)" if sent > 1 else ""
-                raise outcome.error(f"POST {self._url}, model '{self.config.model}'{times}: {outcome.words}")
-            self._rest(wait_s, is_unwanted)
-        raise self._taken_back()
+                raise outcome.error(f"POST {self._url}, model '{self.config.model}'{times}: {outcome.text}")
+            self._wait(wait_s, is_unwanted)
+        raise self._cancelled()
 
     def _wait_s(self, problem: Problem, sent: int, number: int) -> float | None:
-        """How long to wait before the request is sent again; None to give up."""
-        if not problem.again or sent > self.config.max_retries:
+        """Seconds to wait before the next retry; None to give up."""
+        if not problem.retry or sent > self.config.max_retries:
             return None
         wait_s = min(FIRST_WAIT_S * 2 ** (sent - 1), LONGEST_WAIT_S)
         wait_s *= 1 - rng(self._seed, "jitter", number, sent).random() / 2
-        if problem.patience_s is None:
+        if problem.retry_after_s is None:
             return wait_s
-        return max(wait_s, problem.patience_s) if problem.patience_s <= MOST_PATIENCE_S else None
+        return max(wait_s, problem.retry_after_s) if problem.retry_after_s <= LONGEST_RETRY_AFTER_S else None
 
-    def _rest(self, wait_s: float, is_unwanted: Callable[[], bool]) -> None:
+    def _wait(self, wait_s: float, is_unwanted: Callable[[], bool]) -> None:
         if self._sleep is not None:
             self._sleep(wait_s)
             return
@@ -202,7 +206,7 @@ class ChatEndpoint:
             time.sleep(min(left_s, _POLL_S))
 
     def _read(self, answer: Reply | NoReply | Stopped) -> Completion | Problem:
-        """In a function of its own, since the frame of one that raises must not hold the key."""
+        """The outcome of an answer. A separate function, since the frame of one that raises must not hold the key."""
         variable = self.config.api_key_env
         return read_answer(answer, key_variable=variable, key=_key(variable))
 
@@ -219,14 +223,14 @@ class ChatEndpoint:
             )
 
     def stop(self) -> None:
-        """All requests fail from now on, and those that wait for an answer at once, in whatever thread.
+        """Make all requests of all threads fail: those in flight at once, and all later ones.
 
-        Waits for nothing and takes no lock, so a signal handler may call it; `close` has to follow.
+        Does not wait and takes no lock, so a signal handler may call it; `close` must follow.
         """
         self._is_stopped = True
 
     def close(self) -> None:
-        """Take back what is on its way and close all connections; a second call does nothing."""
+        """Cancel requests in flight and close all connections; a second call does nothing."""
         self.stop()
         self._transport.close()
 
@@ -239,12 +243,12 @@ class ChatEndpoint:
 
 @contextlib.contextmanager
 def stopped_by_interrupts(endpoints: Iterable[ChatEndpoint]) -> Iterator[None]:
-    """An interrupt from the keyboard stops these endpoints before anything else happens.
+    """Make a keyboard interrupt stop these endpoints before anything else happens.
 
-    It is raised in the main thread only, and on its way out it passes places that wait for other threads: episodes
-    that run, a check whose test asks its judge. Those would wait until a silent server's time limit.
+    The interrupt is raised in the main thread only, and while it propagates it passes code that waits for other
+    threads: running episodes, a check whose test asks its judge. Those would wait for a silent server's time limit.
 
-    For the main thread; in another one, and where interrupts are ignored, it does nothing.
+    For the main thread; in another thread, and where interrupts are ignored, it does nothing.
     """
     stopping = tuple(endpoints)
     before = signal.getsignal(signal.SIGINT)
@@ -255,7 +259,7 @@ def stopped_by_interrupts(endpoints: Iterable[ChatEndpoint]) -> Iterator[None]:
     def interrupted(*arguments: Any) -> None:
         try:
             before(*arguments)
-        except BaseException:  # a handler that raises nothing lets the run go on
+        except BaseException:  # a handler that raises nothing lets the run continue
             for endpoint in stopping:
                 endpoint.stop()
             raise
@@ -273,7 +277,7 @@ def stopped_by_interrupts(endpoints: Iterable[ChatEndpoint]) -> Iterator[None]:
 def _config_problems(config: EndpointConfig) -> Iterator[str]:
     yield from _address_problems(config.base_url)
     if not config.model:
-        yield "model is empty: give the name under which the server knows it."
+        yield "model is empty: give the name of the model on the server."
     least_of = {"timeout_s": 0.0, "concurrency": 1, "max_retries": 0, "max_tokens": 1, "temperature": 0.0}
     for name, least in least_of.items():
         value = getattr(config, name)
@@ -283,7 +287,7 @@ def _config_problems(config: EndpointConfig) -> Iterator[str]:
             yield f"{name}={value}: wanted {'more than 0' if name == 'timeout_s' else f'{least} or more'}."
     taken = sorted(_OURS & config.extra_body.keys())
     if taken:
-        yield f"extra_body sets {', '.join(taken)}, which tbx sets itself: take it out."
+        yield f"extra_body sets {', '.join(taken)}, which tbx sets itself: remove it."
     try:
         json.dumps(dict(config.extra_body), allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -295,14 +299,14 @@ def _config_problems(config: EndpointConfig) -> Iterator[str]:
 
 
 def _address_problems(base_url: str) -> Iterator[str]:
-    """Never repeats the address where it may hold a secret."""
+    """Problems of the address, which is not repeated where it may hold a secret."""
     try:
         url = httpx.URL(base_url)
     except (httpx.InvalidURL, TypeError):
-        yield "base_url is no address: wanted something like http://127.0.0.1:8000/v1."
+        yield "base_url is not a URL: wanted something like http://127.0.0.1:8000/v1."
         return
     if url.userinfo or url.query or url.fragment:
-        yield "base_url has a user, a query or a fragment: a key belongs into the variable that api_key_env names."
+        yield "base_url has a user, a query or a fragment: a key belongs in the variable that api_key_env names."
     elif url.scheme not in ("http", "https") or not url.host:
         yield f"base_url='{base_url}': wanted http:// or https:// and a host, such as http://127.0.0.1:8000/v1."
     elif url.path.rstrip("/").endswith(PATH):
@@ -310,10 +314,10 @@ def _address_problems(base_url: str) -> Iterator[str]:
 
 
 def _key(variable: str | None) -> str | None:
-    """The key, fresh from the environment.
+    """The key in an environment variable.
 
     Raises:
-        EndpointError: the variable holds none.
+        EndpointError: the variable holds no usable key.
     """
     if variable is None:
         return None
@@ -322,13 +326,13 @@ def _key(variable: str | None) -> str | None:
         raise EndpointError(f"the environment variable {variable} holds no key: set it, or set api_key_env to null.")
     if not (key.isascii() and key.isprintable() and " " not in key):
         raise EndpointError(
-            f"the key in {variable} has characters that no key has (a line break, a space): set it again."
+            f"the key in {variable} contains characters that no key has (a line break, a space): set it again."
         )
     return key
 
 
 class _Bearer(httpx.Auth):
-    """Puts the key into a request at the last moment, so that no frame and no record of ours holds it."""
+    """Adds the key to a request at the last moment, so that no frame and no record of ours holds it."""
 
     def __init__(self, variable: str | None) -> None:
         self._variable = variable

@@ -1,4 +1,4 @@
-"""Where a model is served and how it is asked: the one record of it, in configurations and in Python."""
+"""The record of a served model and the settings of requests to it, in configurations and in Python."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ class EndpointConfig:
     """A server that speaks OpenAI's chat completions.
 
     Attributes:
-        base_url: what `/chat/completions` is appended to, such as `http://127.0.0.1:8000/v1`.
-        model: the model's name on that server.
-        api_key_env: environment variable that holds the key; None sends none.
-        temperature: sampling temperature of completions that do not say otherwise; None leaves it to the server.
-        max_tokens: most tokens of a completion that does not say otherwise; None leaves it to the server.
-        timeout_s: time limit of one request, from the first byte sent to the last one read, however slowly it comes.
-        concurrency: most requests of all threads that are on their way or waiting to be sent again.
-        max_retries: most times that a request is sent again.
-        extra_body: further fields of every request; they win over what is sent otherwise, and None removes a field
-            (`{"seed": None}` for a server that refuses seeds).
-        prices: prices of tokens; None when they are unknown.
+        base_url: address to which `/chat/completions` is appended, such as `http://127.0.0.1:8000/v1`.
+        model: name of the model on the server.
+        api_key_env: environment variable that holds the key; None sends no key.
+        temperature, max_tokens: defaults of a completion; None leaves them to the server.
+        timeout_s: time limit of one request, from the first byte sent to the last byte read.
+        concurrency: maximum number of requests of all threads that are in flight or waiting for a retry.
+        max_retries: maximum number of retries of a request.
+        extra_body: additional fields of every request; they override other fields, and None removes a field
+            (`{"seed": None}` for a server that rejects seeds).
+        prices: prices of tokens; None when unknown.
     """
 
-    # A configuration with a key that is not here is refused.
+    # Unknown keys of a configuration are errors.
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     base_url: str

@@ -1,7 +1,7 @@
-"""What served models cost: tokens that servers count, prices that the user gives, and the measures made of both.
+"""Costs of served models: tokens that servers count, prices that the user gives, and measures computed from both.
 
-What is not known stays unknown: a cost is None when a server counted nothing or no prices were given, never 0.
-Tokens are summed as whole numbers; money is made of the sums at the end.
+Unknown stays unknown: a cost is None, never 0, when a server gave no counts or no prices were given. Tokens are summed
+as integers, and costs are computed from the sums.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any
 
 from tbx_envs.errors import ConfigError
 
-PER_TOKENS = 1_000_000  # what prices are for
+PER_TOKENS = 1_000_000  # number of tokens that a price is for
 
-# Who uses served models in an evaluation run -> what its counts in `Episode.usage` begin with.
+# Role of a served model in an evaluation run -> prefix of its counts in `Episode.usage`.
 ROLES = {"policy": "", "user": "user_", "judge": "judge_"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Tokens as a server counted them; None where it did not say. Adding keeps what is unknown unknown.
+    """Token counts of a server; None where it gave no count. A sum with an unknown count is unknown.
 
     Attributes:
-        prompt: given to the model, those from its cache included.
-        cached: of these, taken from the server's cache.
-        completion: written by the model, its reasoning included.
-        reasoning: of these, reasoning.
+        prompt: tokens given to the model, including those from the cache.
+        cached: prompt tokens that came from the server's cache.
+        completion: tokens that the model wrote, including its reasoning.
+        reasoning: completion tokens that are reasoning.
     """
 
     prompt: int | None = None
@@ -52,15 +52,15 @@ def _sum(first: int | None, second: int | None) -> int | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prices:
-    """Per million tokens, in whatever currency the user reckons in.
+    """Prices per million tokens, in any one currency.
 
     Attributes:
-        input: of prompt tokens that were not cached.
-        cached: of prompt tokens from the server's cache.
-        output: of completion tokens.
+        input: price of prompt tokens that were not cached.
+        cached: price of prompt tokens from the server's cache.
+        output: price of completion tokens.
 
     Raises:
-        ConfigError: a price is negative or no number.
+        ConfigError: a price is negative or not a number.
     """
 
     input: float
@@ -74,14 +74,13 @@ class Prices:
             if not isinstance(value := getattr(self, field.name), int | float) or not 0 <= value < float("inf")
         ]
         if wrong:
-            raise ConfigError(f"prices {', '.join(wrong)}: wanted numbers from 0 on, each per million tokens.")
+            raise ConfigError(f"prices {', '.join(wrong)}: wanted finite numbers >= 0, each per million tokens.")
 
 
 def cost(usage: TokenUsage, prices: Prices | None) -> float | None:
-    """What these tokens cost; None when prices, prompt or completion tokens are unknown.
+    """Cost of these tokens; None when prices, prompt or completion tokens are unknown.
 
-    A server that does not say how much of a prompt was cached is taken to have cached nothing: then the cost is
-    an upper bound.
+    When the number of cached tokens is unknown it is taken as 0, and the cost is an upper bound.
     """
     if prices is None or usage.prompt is None or usage.completion is None:
         return None
@@ -96,7 +95,7 @@ _COUNTS = {"prompt": "given_tokens", "cached": "cached_tokens", "completion": "s
 
 
 def usage_counts(usage: TokenUsage, role: str = "policy") -> dict[str, int]:
-    """The tokens as counts for `Episode.usage`, named for the role; what is unknown is left out.
+    """Counts for `Episode.usage`, with the prefix of the role; unknown counts are left out.
 
     >>> usage_counts(TokenUsage(prompt=900, completion=40), "user")
     {'user_given_tokens': 900, 'user_sampled_tokens': 40}
@@ -106,7 +105,7 @@ def usage_counts(usage: TokenUsage, role: str = "policy") -> dict[str, int]:
 
 
 def usage_of_counts(counts: Mapping[str, int], role: str = "policy") -> TokenUsage:
-    """The tokens of a role that `usage_counts` wrote."""
+    """Token counts of a role, from counts that `usage_counts` wrote."""
     return TokenUsage(**{field: counts.get(ROLES[role] + name) for field, name in _COUNTS.items()})
 
 
@@ -116,27 +115,27 @@ def usage_of_counts(counts: Mapping[str, int], role: str = "policy") -> TokenUsa
 def run_costs(
     rows: Iterable[Mapping[str, Any]], prices: Mapping[str, Prices | None], *, reliable_tasks: int
 ) -> dict[str, Any]:
-    """What an evaluation run cost, for its summary; JSON values.
+    """Costs of an evaluation run, for its summary; JSON values.
 
-    Void attempts count: their tokens were paid for. A row may have `void_usage`, the counts of the tries at its
-    attempt that were void and made again.
+    Void attempts count, since their tokens were paid for. A row may have `void_usage`: counts of void tries that were
+    repeated.
 
     Args:
-        rows: of the run (`tbx_envs.evaluation.files`).
-        prices: role -> prices, for each role of `ROLES` that a served model plays; None where they are unknown.
-        reliable_tasks: how many tasks passed every attempt (observed n/n).
+        rows: rows of the run (`tbx_envs.evaluation.files`).
+        prices: role -> prices, for each role of `ROLES` that is a served model; None where they are unknown.
+        reliable_tasks: number of tasks that passed every attempt (observed n/n).
 
     Returns:
-        `total`, `per_success` (total over passed attempts), `per_reliable_task` (total over `reliable_tasks`), each
-        None when unknown or when nothing is there to divide by; and for each role under `roles` its `cost`,
-        `given_tokens`, `cached_tokens` and `sampled_tokens`.
+        `total`, `per_success` (total / passed attempts), `per_reliable_task` (total / `reliable_tasks`), each None
+        when unknown or when the divisor is 0; and for each role under `roles` its `cost`, `given_tokens`,
+        `cached_tokens` and `sampled_tokens`.
 
     Raises:
-        ConfigError: a role that is not in `ROLES`.
+        ConfigError: a role is not in `ROLES`.
     """
     unknown = [role for role in prices if role not in ROLES]
     if unknown:
-        raise ConfigError(f"nobody in an evaluation run is called {unknown[0]!r}. Roles: {', '.join(ROLES)}.")
+        raise ConfigError(f"{unknown[0]!r} is not a role in an evaluation run. Roles: {', '.join(ROLES)}.")
     rows = list(rows)
     roles = {role: _role_costs(rows, role, of_role) for role, of_role in prices.items()}
     of_roles = [role["cost"] for role in roles.values()]

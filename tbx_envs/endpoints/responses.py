@@ -1,6 +1,6 @@
-"""What a model's server answered, read: a completion, or why there is none.
+"""Reads the answer of a model's server: a completion, or the reason why there is none.
 
-Reading never raises on what a server sent. The key is taken out of everything before it goes anywhere.
+Reading never raises on what a server sent. The key is removed from everything that is returned.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from tbx_envs.errors import ContextExceeded, EndpointError, EndpointRefused
 RETRIED = frozenset({429, 500, 502, 503, 504})
 REFUSED = frozenset({401, 403, 404})
 
-_SHOWN = 300  # characters of a server's words that a message repeats
-# A key at least this long is surely a key: shorter ones ("EMPTY") may be words that a model writes.
-_SURELY_A_KEY = 16
-_TAKEN_OUT = "[key]"
-# How servers say that a conversation is too long: OpenAI, vLLM, SGLang, llama.cpp, and those that copy them.
+CANCELLED = "cancelled before it was answered, since the run stops."
+
+_SHOWN = 300  # characters of a server's text that a message repeats
+# Only keys of at least this length are removed from completions: shorter ones ("EMPTY") may be words of the model.
+_MIN_KEY_LENGTH = 16
+_REDACTED = "[key]"
+# Parts of messages for conversations that are too long: OpenAI, vLLM, SGLang, llama.cpp, and servers like them.
 _TOO_LONG = (
     "context_length_exceeded",
     "context length",
@@ -35,12 +37,12 @@ _TOO_LONG = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EndpointCall:
-    """A call that the server has taken out of the model's text.
+    """A call that the server parsed out of the model's text.
 
     Attributes:
-        id: the server's, "" when it gave none.
-        name: of the tool; not checked.
-        arguments: JSON text as the model wrote it; not read.
+        id: id from the server, "" when it gave none.
+        name: tool name, not checked.
+        arguments: JSON text as the model wrote it, not parsed.
     """
 
     id: str
@@ -53,12 +55,12 @@ class Completion:
     """What a model wrote.
 
     Attributes:
-        text: its words; everything it wrote when the server takes neither calls nor reasoning out of it.
-        tool_calls: in the order written.
-        reasoning: as the server gave it apart from the words; "" when it did not.
-        reasoning_field: where it stood in the message (`reasoning_content` or `reasoning`), to send it back there.
-        finish_reason: in the server's words; None when it gave none.
-        usage: tokens as the server counted them.
+        text: text of the message; all that the model wrote when the server parses neither calls nor reasoning.
+        tool_calls: calls in the order written.
+        reasoning: reasoning that the server returned separately; "" when there is none.
+        reasoning_field: field of the message that held it (`reasoning_content` or `reasoning`), to send it back there.
+        finish_reason: reason that the server gave; None when it gave none.
+        usage: token counts of the server.
     """
 
     text: str
@@ -79,27 +81,33 @@ class Problem:
     """Why a request gave no completion.
 
     Attributes:
-        words: what happened, and what to do.
-        again: True when the request may be sent again.
-        patience_s: how long the server asks to wait before that; None when it does not say.
-        error: what to raise in the end.
+        text: what happened, and what to do.
+        retry: True when the request may be sent again.
+        retry_after_s: wait before a retry that the server asks for; None when it does not.
+        error: exception to raise when the request is given up.
     """
 
-    words: str
-    again: bool = False
-    patience_s: float | None = None
+    text: str
+    retry: bool = False
+    retry_after_s: float | None = None
     error: type[EndpointError] = EndpointError
 
 
 def read_answer(
     answer: Reply | NoReply | Stopped, *, key_variable: str | None, key: str | None
 ) -> Completion | Problem:
-    """A completion, or why there is none; nothing of it contains the key."""
+    """A completion, or why there is none; neither contains the key.
+
+    Args:
+        answer: result of `Transport.post`.
+        key_variable: environment variable of the key, for messages; None when there is no key.
+        key: the key to remove.
+    """
     match answer:
         case Stopped():
-            return Problem("taken back before it was answered, since the run stops.")
-        case NoReply(words, again):
-            return Problem(_without_key(words, key), again)
+            return Problem(CANCELLED)
+        case NoReply(text, retry):
+            return Problem(_without_key(text, key), retry)
     found = _read(answer, key)
     if isinstance(found, Problem):
         return found
@@ -117,7 +125,7 @@ def _read(reply: Reply, key: str | None) -> Mapping[str, Any] | Problem:
     if reply.status != 200:
         return {"error": {"message": _body_text(reply)}}
     return Problem(
-        f"answered with {_shown(reply.content_type or 'no content type', key)} that is no JSON object "
+        f"answered with {_shown(reply.content_type or 'no content type', key)} that is not a JSON object "
         f"({_shown(_body_text(reply), key)}). Check that base_url is that of an OpenAI-compatible API (it usually ends "
         f"with /v1)."
     )
@@ -128,7 +136,7 @@ def _body_text(reply: Reply) -> str:
 
 
 def _rejected(reply: Reply, found: Mapping[str, Any], variable: str | None, key: str | None) -> Problem | None:
-    """The problem when the server says that there is one; some say so with status 200."""
+    """The problem that the server reports, if any; some servers report it with status 200."""
     error = found.get("error")
     if reply.status == 200 and not error:
         return None
@@ -136,13 +144,13 @@ def _rejected(reply: Reply, found: Mapping[str, Any], variable: str | None, key:
     code = details.get("code")
     status = code if reply.status == 200 and isinstance(code, int) else reply.status
     said = _shown(str(details.get("message") or _body_text(reply)), key)
-    patience_s = _patience_s(reply)
+    retry_after_s = _retry_after_s(reply)
     if status in (400, 413, 422) and any(sign in f"{code} {said}".lower() for sign in _TOO_LONG):
         return Problem(f"the conversation is too long for the model ({status}: {said}).", error=ContextExceeded)
-    asks = f"; asks to wait {patience_s:g} s" if patience_s is not None else ""
-    refused = EndpointRefused if status in REFUSED else EndpointError
+    asks = f"; asks to wait {retry_after_s:g} s" if retry_after_s is not None else ""
+    error_type = EndpointRefused if status in REFUSED else EndpointError
     return Problem(
-        f"answered {status} ({said}{asks}). {_advice(status, variable)}", status in RETRIED, patience_s, refused
+        f"answered {status} ({said}{asks}). {_advice(status, variable)}", status in RETRIED, retry_after_s, error_type
     )
 
 
@@ -158,8 +166,8 @@ def _advice(status: int, variable: str | None) -> str:
     return advice.get(status, "See the server's own log." if status >= 500 else "Check base_url.")
 
 
-def _patience_s(reply: Reply) -> float | None:
-    """What `Retry-After` asks for: seconds, or a moment, which is compared with the server's own clock."""
+def _retry_after_s(reply: Reply) -> float | None:
+    """Seconds that `Retry-After` asks for; a date is compared with the server's own clock."""
     if reply.retry_after is None:
         return None
     try:
@@ -180,7 +188,7 @@ def _completion(reply: Reply, found: Mapping[str, Any], key: str | None) -> Comp
         if reason == "content_filter":
             return Problem("the server's content filter withheld what the model wrote.")
         if reason == "error":
-            return Problem("the server broke off while the model wrote. See its own log.", again=True)
+            return Problem("the server stopped while the model wrote. See its own log.", retry=True)
         message = choice["message"]
         field = next((name for name in ("reasoning_content", "reasoning") if isinstance(message.get(name), str)), "")
         return Completion(
@@ -193,37 +201,37 @@ def _completion(reply: Reply, found: Mapping[str, Any], key: str | None) -> Comp
         )
     except (LookupError, TypeError, AttributeError, ValueError):
         shown = _shown(_body_text(reply), key)
-    return Problem(f"answered without a completion that can be read ({shown}). Check base_url and the server.")
+    return Problem(f"answered without a readable completion ({shown}). Check base_url and the server.")
 
 
 def _call(call: Mapping[str, Any], key: str | None) -> EndpointCall:
     function = call["function"]
     arguments = function.get("arguments")
-    if isinstance(arguments, dict):  # some servers read it themselves
+    if isinstance(arguments, dict):  # some servers parse the JSON themselves
         arguments = json.dumps(arguments)
     name, call_id = function["name"] or "", call.get("id") or ""
     return EndpointCall(_clean(call_id, key), _clean(name, key), _clean(arguments or "", key))
 
 
 def _text(content: Any) -> str:
-    """The words of a message's content: text, nothing, or a list of parts."""
+    """The text of a message's content, which is text, null, or a list of parts."""
     if isinstance(content, list):
         return "".join(part["text"] for part in content if part.get("type") == "text")
     return content or ""
 
 
-def _clean(words: str, key: str | None) -> str:
-    """The words as they may go into records: no half of a surrogate pair, no key."""
-    if not isinstance(words, str):
-        raise TypeError(f"{words!r} is no text")
-    if not words.isascii():
-        words = words.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return _without_key(words, key) if key and len(key) >= _SURELY_A_KEY else words
+def _clean(text: str, key: str | None) -> str:
+    """The text as it may go into records: no half of a surrogate pair, no key."""
+    if not isinstance(text, str):
+        raise TypeError(f"{text!r} is not text")
+    if not text.isascii():
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return _without_key(text, key) if key and len(key) >= _MIN_KEY_LENGTH else text
 
 
-def _shown(words: str, key: str | None) -> str:
-    """The beginning of a server's words, on one line; the key is taken out before anything is cut."""
-    line = " ".join(_without_key(words, key).split())
+def _shown(text: str, key: str | None) -> str:
+    """The beginning of a server's text, on one line; the key is removed before anything is cut."""
+    line = " ".join(_without_key(text, key).split())
     return line if len(line) <= _SHOWN else line[:_SHOWN] + "..."
 
 
@@ -244,5 +252,5 @@ def _tokens(counts: Any, name: str) -> int | None:
     return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None
 
 
-def _without_key(words: str, key: str | None) -> str:
-    return words.replace(key, _TAKEN_OUT) if key else words
+def _without_key(text: str, key: str | None) -> str:
+    return text.replace(key, _REDACTED) if key else text

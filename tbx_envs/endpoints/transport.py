@@ -1,11 +1,10 @@
-"""HTTP requests with a time limit that holds, for callers in any thread.
+"""HTTP requests with a time limit on the whole request, for callers in any thread.
 
-A thread of its own with an event loop sends what all callers ask for. httpx's blocking client limits single reads
-only, so a server that sends one byte now and then would hold its caller for ever; here the whole request is cancelled,
-whatever it is waiting for. For the same reason a caller can take a request back at any moment.
+A separate thread with an event loop sends the requests of all callers. httpx's blocking client limits single reads
+only, so a server that sends one byte now and then would block its caller for ever; here the whole request is cancelled,
+whatever it is waiting for. For the same reason a caller can cancel a request at any moment.
 
-Nothing is raised on what a server does: it is returned, so that no exception (and no traceback) drags a request with
-its headers along.
+Failures of a server are returned, not raised, so that no exception (and no traceback) keeps a request with its headers.
 """
 
 from __future__ import annotations
@@ -18,12 +17,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
-_CONNECT_S = 10.0  # a host that does not even connect is given up sooner than a model that thinks
-_POLL_S = 0.1  # how soon a caller that was told to stop notices
+T = TypeVar("T")
+
+_CONNECT_S = 10.0  # connecting has a shorter limit than an answer, for which a model may think
+_POLL_S = 0.1  # how often a waiting caller checks whether it should stop
 _THREAD = "tbx-endpoint"
 _HTTP_LOGGERS = ("httpx", "httpcore.http11", "httpcore.http2", "httpcore.proxy", "httpcore.connection")
 _LOOPBACK = ("127.", "localhost", "[::1]", "::1")
@@ -31,11 +32,11 @@ _LOOPBACK = ("127.", "localhost", "[::1]", "::1")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reply:
-    """A whole answer.
+    """A complete answer.
 
     Attributes:
-        status: of HTTP.
-        content: the body, unread.
+        status: HTTP status.
+        content: body, not parsed.
         content_type, retry_after, date: headers, None when missing.
     """
 
@@ -48,25 +49,25 @@ class Reply:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NoReply:
-    """No whole answer came.
+    """A request without a complete answer.
 
     Attributes:
-        words: what happened, and what to do.
-        again: True when the same request may fare better.
+        text: what happened, and what to do.
+        retry: True when the same request may succeed later.
     """
 
-    words: str
-    again: bool
+    text: str
+    retry: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stopped:
-    """The caller took the request back, or the transport was closed."""
+    """The caller cancelled the request, or the transport was closed."""
 
 
 def _is_to_be_logged(record: logging.LogRecord) -> bool:
-    """False, for our thread, for httpx's line at every request, which would drown a run's own words, and for what
-    httpcore logs of headers: a server may have put the key into its own."""
+    """False, in our thread, for httpx's line for every request, which would drown the log of a run, and for the headers
+    that httpcore logs, in which a server may have put the key."""
     if record.threadName != _THREAD:
         return True
     return record.name != "httpx" and "headers.complete" not in str(record.msg)
@@ -76,10 +77,10 @@ class Transport:
     """Posts JSON to one address.
 
     Args:
-        url: the address.
-        auth: adds what proves who asks.
-        timeout_s: of one request as a whole.
-        connections: how many are kept open for the next request.
+        url: address of the server.
+        auth: authentication added to each request.
+        timeout_s: time limit of one request as a whole.
+        connections: maximum number of idle connections that are kept open.
     """
 
     def __init__(self, url: str, auth: httpx.Auth, timeout_s: float, connections: int) -> None:
@@ -94,10 +95,11 @@ class Transport:
             logging.getLogger(name).addFilter(_is_to_be_logged)
 
     def post(self, body: bytes, is_unwanted: Callable[[], bool]) -> Reply | NoReply | Stopped:
-        """What comes of sending `body`, within the time limit.
+        """The answer to `body`, within the time limit.
 
         Args:
-            is_unwanted: asked again and again; the request is taken back as soon as it says True.
+            body: JSON text.
+            is_unwanted: polled while waiting; the request is cancelled as soon as it returns True.
         """
         future = self._submit(body)
         if future is None:
@@ -108,14 +110,14 @@ class Transport:
                     future.cancel()
                     return Stopped()
             return Stopped() if future.cancelled() else future.result()
-        except BaseException:  # an interrupt from the keyboard: nobody waits for the answer any more
+        except BaseException:  # a keyboard interrupt: no one waits for the answer any more
             future.cancel()
             raise
 
     def _submit(self, body: bytes) -> concurrent.futures.Future[Reply | NoReply] | None:
-        """Hands the request to the thread that sends; a process that was forked gets its own. None once closed.
+        """Submit the request to the sending thread, of which a forked process gets its own. None once closed.
 
-        Under the lock, so that what was handed over comes before the thread's end and is cancelled by it.
+        The lock is held, so that a submitted request precedes the thread's end and is cancelled by it.
         """
         with self._lock:
             if self._closed:
@@ -130,7 +132,7 @@ class Transport:
             auth=self._auth,
             timeout=httpx.Timeout(None, connect=min(_CONNECT_S, self._timeout_s)),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=self._connections),
-            # Proxies and certificates from the environment, but never a proxy on the way to this machine.
+            # Proxies and certificates from the environment, but never a proxy for this machine.
             trust_env=not httpx.URL(self._url).host.startswith(_LOOPBACK),
         )
 
@@ -141,23 +143,23 @@ class Transport:
                 answer = await client.post(self._url, content=body, headers=headers)
         except TimeoutError:
             return NoReply(
-                f"no whole answer within {self._timeout_s:g} s. Raise timeout_s, lower max_tokens, or ask for less at "
-                f"the same time.",
+                f"no complete answer within {self._timeout_s:g} s. Raise timeout_s, lower max_tokens, or lower "
+                f"concurrency.",
                 False,
             )
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            return NoReply(f"no connection ({_said(error)}). Check base_url, and that the server runs.", True)
+            return NoReply(f"no connection ({_said(error)}). Check base_url, and that the server is running.", True)
         except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
             return NoReply(f"the connection was cut ({_said(error)}). See the server's own log.", True)
         except httpx.HTTPError as error:
-            return NoReply(f"the answer is no HTTP that can be read ({_said(error)}). Check base_url.", False)
+            return NoReply(f"the answer is not valid HTTP ({_said(error)}). Check base_url.", False)
         found = answer.headers
         return Reply(
             answer.status_code, answer.content, found.get("content-type"), found.get("retry-after"), found.get("date")
         )
 
     def close(self) -> None:
-        """Take back what is on its way and close all connections; a second call does nothing."""
+        """Cancel requests in flight and close all connections; a second call does nothing."""
         with self._lock:
             self._closed = True
             worker, self._worker = self._worker, None
@@ -179,7 +181,7 @@ class _Worker:
         self._thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
         self._thread.start()
 
-    def submit(self, work: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _run(self) -> None:
@@ -198,9 +200,9 @@ class _Worker:
         await self._loop.shutdown_asyncgens()
 
     def close(self) -> None:
-        """End the thread, once; in a forked process there is none, and the connections are the parent's."""
+        """End the thread, once; a forked process has no such thread, and the connections are its parent's."""
         if self.pid != os.getpid() or not self._thread.is_alive():
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
-        if threading.current_thread() is not self._thread:  # it is when the garbage collector runs there
+        if threading.current_thread() is not self._thread:  # the garbage collector may call this there
             self._thread.join()

@@ -16,14 +16,15 @@ from tbx_envs.evaluation.run import tallies_of
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Comparison:
-    """What changed from the first run to the second, over the tasks that both attempted.
+    """The change from the first evaluation run to the second, over the tasks that both attempted.
 
     Attributes:
-        k: attempts at each task, the smaller number of the two evaluation runs.
-        measures: of the first and of the second, over the paired tasks.
-        difference: second minus first: mean of the tasks' differences of pass rate.
-        interval: of the difference, paired tasks resampled together.
-        only_first, only_second: how many tasks were left out because the other has no clean attempt at them.
+        k: number of attempts at each task, the smaller of the two evaluation runs' numbers.
+        measures: measures of the first and of the second, over the paired tasks.
+        difference: mean over tasks of the second's pass rate minus the first's.
+        interval: interval of the difference, paired tasks resampled together.
+        only_first: number of tasks left out because the second has no clean attempt at them.
+        only_second: number of tasks left out because the first has no clean attempt at them.
     """
 
     k: int
@@ -38,7 +39,7 @@ def compare_folders(first: Path | str, second: Path | str, seed: int = 0) -> Com
     """Compare two evaluation runs on disk.
 
     Raises:
-        ConfigError: a folder holds no run, they share no task, or a shared task's content differs.
+        ConfigError: a folder holds no evaluation run, they share no task, or a shared task's content differs.
     """
     (head_a, rows_a), (head_b, rows_b) = load_rows(first), load_rows(second)
     shared = head_a["tasks"].keys() & head_b["tasks"].keys()
@@ -46,7 +47,7 @@ def compare_folders(first: Path | str, second: Path | str, seed: int = 0) -> Com
     if changed:
         raise ConfigError(
             f"{len(changed)} task(s) are not the same in {first} and {second}, such as {changed[0]}: it changed "
-            f"between tbx {head_a['tbx']} and {head_b['tbx']}. Evaluate both policies with one version."
+            f"between tbx {head_a['tbx']} and {head_b['tbx']}. Evaluate both policies with the same version."
         )
     k = min(head_a["attempts"], head_b["attempts"])
     try:
@@ -56,7 +57,7 @@ def compare_folders(first: Path | str, second: Path | str, seed: int = 0) -> Com
 
 
 def compare(first: Sequence[Tally], second: Sequence[Tally], k: int, seed: int = 0) -> Comparison:
-    """Compare two evaluation runs' tallies.
+    """Compare the tallies of two evaluation runs.
 
     Raises:
         ConfigError: no task has clean attempts in both.

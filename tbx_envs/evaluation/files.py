@@ -1,7 +1,7 @@
-"""The files of an evaluation run (`tbx_envs.evaluation.run`): appended to while it runs, read again afterwards.
+"""The files of an evaluation run (`tbx_envs.evaluation.run`): appended to while it runs, read afterwards.
 
-Every line is written with one call and flushed. What an interruption can leave is one line without its line
-break, which is dropped when the run goes on.
+Every line is written with one call and flushed. An interruption can leave at most one line without its line break,
+which is dropped when the evaluation run is resumed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _OLD_HEADER = "campaign.json"  # its name in tbx 0.1
 
 
 class RunLog:
-    """The rows and episodes of an evaluation run: what is there is read, new ones are appended and flushed.
+    """The rows and episodes of an evaluation run: existing ones are read, new ones are appended and flushed.
 
     Args:
-        rows_path: the file of rows; the others are beside it.
-        fingerprint: of the run that is to go on here.
+        rows_path: file of rows; the other files are beside it.
+        fingerprint: fingerprint of the evaluation run that is started or resumed here.
 
     Attributes:
         rows: (uid, attempt) -> row.
 
     Raises:
-        ConfigError: another run, or rows of an unknown one, are there.
+        ConfigError: the folder holds another evaluation run, or rows without a fingerprint.
     """
 
     def __init__(self, rows_path: Path, fingerprint: Mapping[str, Any]) -> None:
@@ -45,7 +45,7 @@ class RunLog:
             _refuse_another(_fingerprint(header), fingerprint, header)
         elif rows_path.is_file():
             raise ConfigError(
-                f"{rows_path} has rows but no {HEADER} beside it, so nobody knows what they measured. "
+                f"{rows_path} has rows but no {HEADER} beside it, so it is unknown what they measure. "
                 f"Choose another output_dir, or move the file away."
             )
         else:
@@ -55,17 +55,17 @@ class RunLog:
         _drop_cut_line(self._episodes_path)
 
     def append(self, row: Row, episode: Episode) -> None:
-        """Write one attempt down; it is in the hands of the operating system when this returns."""
-        # The episode first: a row promises that its transcript is there.
+        """Write one attempt; the operating system has it when this returns."""
+        # The episode first: every row's transcript must exist.
         _append_line(self._episodes_path, episode_record(episode))
         _append_line(self._rows_path, row)
         self.rows[row["uid"], row["attempt"]] = row
 
     def rewrite_in_order(self, wanted: Sequence[tuple[str, int]]) -> None:
-        """One row and one episode for each attempt: those of void attempts made again later are replaced."""
+        """Rewrite the files with one row and one episode per attempt, leaving out void tries that were repeated."""
         lines = [json.dumps(self.rows[key]) for key in wanted]
         _replace(self._rows_path, lines)
-        # Whole episodes may be many: only their place in the file is kept in memory.
+        # All episodes may be too large for memory: only their places in the file are kept.
         places = _last_places(self._episodes_path)
         if places:
             with self._episodes_path.open("rb") as file:
@@ -84,19 +84,19 @@ def _refuse_another(there: Mapping[str, Any], wanted: Mapping[str, Any], header:
             example = f", such as {changed[0]}" if changed else ""
             lines.append(
                 f"  tasks: {len(old.keys() - new.keys())} only there, {len(new.keys() - old.keys())} only "
-                f"asked for, {len(changed)} with another content{example}"
+                f"asked for, {len(changed)} with different content{example}"
             )
         else:
             lines.append(f"  {key}: there {there.get(key)!r}, asked for {wanted.get(key)!r}")
     found = "\n".join(lines)
-    raise ConfigError(f"{header} belongs to another run:\n{found}\nChoose another output_dir.")
+    raise ConfigError(f"{header} belongs to another evaluation run:\n{found}\nChoose another output_dir.")
 
 
 def load_rows(folder: Path | str) -> tuple[dict[str, Any], list[Row]]:
     """The fingerprint and the rows of an evaluation run's folder.
 
     Raises:
-        ConfigError: it holds no run.
+        ConfigError: the folder holds no evaluation run.
     """
     folder = Path(folder)
     header = _header_in(folder)
@@ -119,7 +119,7 @@ def _fingerprint(header: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """JSON for people, written whole or not at all."""
+    """Write indented JSON, completely or not at all."""
     _replace(path, [json.dumps(value, indent=2, ensure_ascii=False)])
 
 
@@ -139,13 +139,12 @@ def _whole_lines(path: Path) -> Iterator[Row]:
                 yield json.loads(line)
             except json.JSONDecodeError as error:
                 raise ConfigError(
-                    f"{path} line {number} is not JSON ({line[:40]!r}). Take the line out, or choose another "
-                    f"output_dir."
+                    f"{path} line {number} is not JSON ({line[:40]!r}). Remove the line, or choose another output_dir."
                 ) from error
 
 
 def _drop_cut_line(path: Path) -> None:
-    """Cut a file back to its last line break, so that what is appended starts a line."""
+    """Cut a file after its last line break, so that the next record starts a line."""
     if not path.is_file():
         return
     with path.open("r+b") as file:
@@ -154,7 +153,7 @@ def _drop_cut_line(path: Path) -> None:
 
 
 def _last_places(path: Path) -> dict[tuple[str, int], int]:
-    """(uid, attempt) -> where the last episode of it starts in the file."""
+    """(uid, attempt) -> place in the file at which its last episode starts."""
     places: dict[tuple[str, int], int] = {}
     if path.is_file():
         with path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""What an evaluation run measured: pass@k, pass^k, observed n/n, and how sure one can be of them.
+"""The measures of an evaluation run: pass@k, pass^k, observed n/n, and their intervals.
 
-Every measure is made of one `Tally` per task: passes and clean attempts. Void attempts are counted beside,
-never inside. Tasks are the independent units, attempts at one task are not: intervals resample whole tasks.
+Every measure is computed from one `Tally` per task: passes and clean attempts. Void attempts are counted separately and
+are part of no measure. Tasks are the independent units, attempts at one task are not: intervals resample whole tasks.
 
 Sources:
     pass@k: Chen et al. 2021, https://arxiv.org/abs/2107.03374, section 2.1
@@ -16,25 +16,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from tbx_envs.errors import ConfigError
+from tbx_envs.evaluation import beta
 from tbx_envs.seeding import derive
 
-LEVEL = 0.95  # of every interval
-RESAMPLES = 2000  # the quantiles of a 95% interval then rest on 50 resamples each
+LEVEL = 0.95  # confidence level of every interval
+RESAMPLES = 2000  # leaves 50 resamples beyond each end of a 95% interval
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tally:
-    """How one task went.
+    """The attempts at one task, counted.
 
     Attributes:
-        uid: of the task.
-        family: of the task.
-        passes: clean attempts that passed.
-        attempts: clean attempts.
-        voids: attempts that remained void; in none of the other numbers.
+        uid: task id.
+        family: family of the task.
+        passes: number of clean attempts that passed.
+        attempts: number of clean attempts.
+        voids: number of attempts that remained void; they are in none of the other numbers.
     """
 
     uid: str
@@ -45,7 +45,7 @@ class Tally:
 
     @property
     def rate(self) -> float:
-        """Share of clean attempts that passed; there must be one."""
+        """Share of clean attempts that passed; there must be at least one."""
         return self.passes / self.attempts
 
 
@@ -55,7 +55,7 @@ def pass_at_k(attempts: int, passes: int, k: int) -> float:
     Raises:
         ConfigError: fewer than `k` attempts, for which no unbiased estimate exists.
     """
-    _refuse_impossible(attempts, passes, k)
+    _require_possible(attempts, passes, k)
     return 1.0 - math.comb(attempts - passes, k) / math.comb(attempts, k)
 
 
@@ -65,20 +65,20 @@ def pass_hat_k(attempts: int, passes: int, k: int) -> float:
     Raises:
         ConfigError: fewer than `k` attempts, for which no unbiased estimate exists.
     """
-    _refuse_impossible(attempts, passes, k)
+    _require_possible(attempts, passes, k)
     return math.comb(passes, k) / math.comb(attempts, k)
 
 
 def pass_hat_k_plug_in(attempts: int, passes: int, k: int) -> float:
-    """(c/n)^k: what the ThinkingBox tools print as pass^k. Biased upwards, but there for every `k`."""
-    _refuse_impossible(attempts, passes, 1)
+    """(c/n)^k, which the ThinkingBox tools print as pass^k. Biased upwards, but defined for every `k`."""
+    _require_possible(attempts, passes, 1)
     return (passes / attempts) ** k
 
 
-def _refuse_impossible(attempts: int, passes: int, k: int) -> None:
+def _require_possible(attempts: int, passes: int, k: int) -> None:
     if not (1 <= k <= attempts and 0 <= passes <= attempts):
         raise ConfigError(
-            f"cannot estimate {k} attempts from {passes} passes of {attempts}; wanted 1 <= k <= attempts and "
+            f"cannot estimate {k} attempts from {passes} passes of {attempts}; required are 1 <= k <= attempts and "
             f"0 <= passes <= attempts. Make more attempts or choose a smaller k."
         )
 
@@ -86,12 +86,12 @@ def _refuse_impossible(attempts: int, passes: int, k: int) -> None:
 def jeffreys_interval(attempts: int, passes: int, level: float = LEVEL) -> tuple[float, float]:
     """Interval of one task's pass rate: quantiles of Beta(c + 1/2, n - c + 1/2).
 
-    The lower end is 0 when nothing passed and the upper end 1 when everything did, as is customary, so that
-    the interval never leaves out what was observed.
+    As is customary, the lower end is 0 when no attempt passed and the upper end is 1 when all did, so that the interval
+    always contains the observed rate.
     """
-    posterior = stats.beta(passes + 0.5, attempts - passes + 0.5)
-    low = 0.0 if passes == 0 else float(posterior.ppf((1 - level) / 2))
-    high = 1.0 if passes == attempts else float(posterior.ppf((1 + level) / 2))
+    a, b = passes + 0.5, attempts - passes + 0.5
+    low = 0.0 if passes == 0 else beta.quantile((1 - level) / 2, a, b)
+    high = 1.0 if passes == attempts else beta.quantile((1 + level) / 2, a, b)
     return low, high
 
 
@@ -100,7 +100,8 @@ def bootstrap_interval(per_task: Sequence[float], seed: int = 0, level: float = 
 
     Args:
         per_task: one number for each task, for example its pass rate or a difference of two.
-        seed: of the resampling; the same seed gives the same interval.
+        seed: seed of the resampling; the same seed gives the same interval.
+        level: confidence level.
 
     Returns:
         (nan, nan) without tasks.
@@ -118,13 +119,13 @@ def measures(tallies: Sequence[Tally], k: int, seed: int = 0) -> dict[str, Any]:
     """All measures of a set of tasks, ready for JSON.
 
     Args:
-        tallies: one for each task.
-        k: attempts asked for at each task: the k of pass@k and pass^k and the n of n/n.
-        seed: of the bootstrap.
+        tallies: one tally for each task.
+        k: number of attempts asked for at each task: the k of pass@k and pass^k and the n of n/n.
+        seed: seed of the bootstrap.
 
     Returns:
         `tasks`, `attempts`, `passes`, `voids`; `tasks_without_clean_attempts`, `tasks_short` (fewer than k
-        clean attempts, which pass@k and pass^k therefore leave out) and `attempts_per_task` [least, most];
+        clean attempts, which pass@k and pass^k therefore leave out) and `attempts_per_task` [fewest, most];
         `pass_at_1` with `pass_at_1_interval`; `pass_at_<k>`, `pass_hat_<k>` (unbiased),
         `pass_hat_<k>_plug_in`; `observed_<k>_of_<k>`. A mean over no task is None.
     """

@@ -1,9 +1,8 @@
-"""The pool: tasks worth training on, chosen once by how often a policy solves them, and frozen in a file.
+"""The pool: tasks worth training on, selected once by how often a policy solves them, and frozen in a file.
 
-Difficulty of a task for a policy is the band with most mass under the Jeffreys posterior Beta(c + 1/2, n - c
-+ 1/2) of its pass rate, over its clean attempts. A task that always or never passes gives a group of equal
-rewards, from which nothing is learnt. Selection runs before training; the file carries the hashes of all
-that went into it.
+The difficulty of a task for a policy is the band with the most mass under the Jeffreys posterior Beta(c + 1/2, n - c
++ 1/2) of its pass rate, over its clean attempts. A task that always or never passes gives a group of equal rewards,
+from which nothing is learnt. The selection precedes training; the file has the hashes of everything that it depends on.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scipy import stats
-
 from tbx_envs.domains import load_domain
 from tbx_envs.errors import ConfigError, DomainError
+from tbx_envs.evaluation import beta
 from tbx_envs.evaluation.files import write_json
 from tbx_envs.evaluation.metrics import Tally
 from tbx_envs.sources import find_task, task_hash
@@ -26,8 +24,7 @@ from tbx_envs.thinkingbox.dataset import is_dataset_uid
 from tbx_envs.thinkingbox.dataset.guard import MARK, benchmark_uids, refuse_benchmark
 from tbx_envs.version import __version__
 
-# Upper ends of the bands' pass rates, from hardest to easiest; a rate equal to an end belongs to the next
-# band.
+# Upper ends of the bands' pass rates, from hardest to easiest; a rate equal to an end belongs to the next band.
 BANDS = {"too_hard": 0.08, "hard": 0.40, "medium": 0.60, "easy": 0.90, "too_easy": 1.0}
 
 
@@ -36,11 +33,12 @@ class PoolTask:
     """A candidate for the pool.
 
     Attributes:
-        uid: of the task.
-        band: its difficulty, a key of `BANDS`; `unknown` without a clean attempt.
-        passes, attempts: clean ones.
-        content_hash: `tbx_envs.sources.task_hash`.
-        kept: the task is in the pool.
+        uid: task id.
+        band: difficulty, a key of `BANDS`; `unknown` without a clean attempt.
+        passes: number of clean attempts that passed.
+        attempts: number of clean attempts.
+        content_hash: hash of the task (`tbx_envs.sources.task_hash`).
+        kept: True when the task is in the pool.
     """
 
     uid: str
@@ -53,16 +51,17 @@ class PoolTask:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pool:
-    """What a pool file says.
+    """The content of a pool file.
 
     Attributes:
-        candidates: every task that was looked at, kept or not.
-        bands: the bands that were kept.
-        policy: fingerprint of the policy whose success was estimated.
-        seed: of the run that estimated it.
+        candidates: all tasks that were attempted, kept or not.
+        bands: bands that were kept.
+        policy: fingerprint of the policy whose pass rates were estimated.
+        seed: seed of the evaluation run that estimated them.
         locks: built-in domain -> SHA-256 of its `tasks.lock` entries.
         tbx: version that made the file.
-        trained_on_benchmark: tasks of the benchmark are in it, on purpose; so is what is trained on it.
+        trained_on_benchmark: True when tasks of the benchmark are in the pool on purpose; whatever is trained on it is
+            marked too.
     """
 
     candidates: tuple[PoolTask, ...]
@@ -81,8 +80,7 @@ class Pool:
 
 def band_masses(attempts: int, passes: int) -> dict[str, float]:
     """Posterior probability of each band."""
-    posterior = stats.beta(passes + 0.5, attempts - passes + 0.5)
-    ends = [float(posterior.cdf(end)) for end in BANDS.values()]
+    ends = [beta.cdf(end, passes + 0.5, attempts - passes + 0.5) for end in BANDS.values()]
     return {band: high - low for band, high, low in zip(BANDS, ends, [0.0, *ends[:-1]], strict=True)}
 
 
@@ -104,6 +102,13 @@ def select_pool(
 ) -> Pool:
     """The pool of the tasks whose difficulty is one of `bands`.
 
+    Args:
+        tallies: one tally for each candidate.
+        bands: bands to keep.
+        policy: fingerprint of the policy that made the attempts.
+        seed: seed of the evaluation run.
+        train_on_benchmark: True lets tasks of the benchmark through (`refuse_heldout`).
+
     Raises:
         ConfigError: a task is held out for evaluation, or no task is left.
     """
@@ -116,8 +121,8 @@ def select_pool(
     if not any(task.kept for task in candidates):
         found = {band: sum(task.band == band for task in candidates) for band in (*BANDS, "unknown")}
         raise ConfigError(
-            f"none of {len(candidates)} tasks is in the bands {', '.join(bands)}; there are {found}. Keep "
-            f"other bands, offer other tasks, or start from another policy."
+            f"none of {len(candidates)} tasks is in the bands {', '.join(bands)}; the tasks of each band are {found}. "
+            f"Keep other bands, choose other tasks, or start from another policy."
         )
     domains = sorted({task.uid.partition("/")[0] for task in candidates if not is_dataset_uid(task.uid)})
     locks = {name: lock_digest(name) for name in domains}
@@ -126,12 +131,13 @@ def select_pool(
 
 
 def refuse_heldout(uids: Sequence[str], *, purpose: str = "training", train_on_benchmark: bool = False) -> None:
-    """Training on a task that is held out for evaluation would spoil the evaluation.
+    """Refuse tasks that are held out for evaluation, since training on them would spoil the evaluation.
 
     Args:
-        purpose: what the tasks are for, for the message.
-        train_on_benchmark: lets tasks of the benchmark through (`tbx_envs.thinkingbox.dataset.guard`); the
-            caller marks the results. Held-out tasks of the built-in domains are refused all the same.
+        uids: task ids.
+        purpose: purpose of the tasks, for the message.
+        train_on_benchmark: True lets tasks of the benchmark through (`tbx_envs.thinkingbox.dataset.guard`); the
+            caller marks the results. Held-out tasks of the built-in domains are refused in any case.
 
     Raises:
         ConfigError: a task is held out.
@@ -157,21 +163,21 @@ def save_pool(pool: Pool, path: Path) -> None:
     """Freeze the pool in a file.
 
     Raises:
-        ConfigError: another pool is there; a pool does not change.
+        ConfigError: the file holds another pool; a pool never changes.
     """
     record = _record(pool)
     if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != record:
-        raise ConfigError(f"{path} holds another pool, and a pool does not change. Choose another file.")
+        raise ConfigError(f"{path} holds another pool, and a pool never changes. Choose another file.")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, record)
 
 
 def load_pool(path: Path | str) -> Pool:
-    """The pool of a file, its tasks compared with those of today.
+    """The pool of a file, after comparing its tasks with the current ones.
 
     Raises:
-        ConfigError: no such file, no pool in it, a kept task that is gone or has changed since, or one of the
-            benchmark in a pool that is not marked so.
+        ConfigError: no such file, not a pool file, a kept task that no longer exists or has changed, or a task of the
+            benchmark in a pool that is not marked.
     """
     path = Path(path)
     if not path.is_file():
@@ -186,7 +192,7 @@ def load_pool(path: Path | str) -> Pool:
     if problems:
         shown = "\n".join(problems[:10])
         raise ConfigError(
-            f"{path}: {len(problems)} of {len(pool.uids)} tasks are not what they were when the pool was "
+            f"{path}: {len(problems)} of {len(pool.uids)} tasks are not as they were when the pool was "
             f"frozen (tbx {pool.tbx}, this is {__version__}):\n{shown}\nMake a new pool with `tbx pool`."
         )
     if not pool.trained_on_benchmark and (found := benchmark_uids(pool.uids)):

@@ -1,5 +1,6 @@
-"""Where a run came from: its command, its configuration, the commit and the versions it ran with; and that it is alone
-in its folder.
+"""The provenance of a program's run, `run.json`: its command, configuration, commit and library versions.
+
+At most one process at a time works in a folder.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tbx_envs.errors import ConfigError
 from tbx_envs.evaluation.files import write_json
 from tbx_envs.version import __version__
 
-# What could change a number; each is named only where it is installed.
+# Libraries that could change a result; each is listed only where it is installed.
 LIBRARIES = (
     *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy", "transformers", "tokenizers"),
     *("gymnasium", "sqlalchemy", "mcp", "jsonschema", "pydantic", "hydra-core", "jinja2"),
@@ -28,11 +29,12 @@ LIBRARIES = (
 
 
 def write_provenance(folder: Path | str, config: Mapping[str, Any], command: Sequence[str]) -> None:
-    """Write `run.json` into the run's folder.
+    """Write `run.json`.
 
     Args:
-        config: the composed configuration, as JSON values.
-        command: as typed.
+        folder: folder of the run.
+        config: composed configuration, as JSON values.
+        command: command as typed.
     """
     record = {
         "command": list(command),
@@ -50,10 +52,15 @@ def write_provenance(folder: Path | str, config: Mapping[str, Any], command: Seq
 
 @contextlib.contextmanager
 def provenance(folder: Path | str, config: Mapping[str, Any], command: Sequence[str]) -> Iterator[None]:
-    """`run.json` while and after a run; a run that is refused as configured leaves the one that was there before.
+    """Write `run.json` for the duration of a run and after it; a `ConfigError` restores the earlier file.
+
+    Args:
+        folder: folder of the run.
+        config: composed configuration, as JSON values.
+        command: command as typed.
 
     Raises:
-        ConfigError: another process runs in this folder.
+        ConfigError: another process is working in this folder.
     """
     path = Path(folder) / "run.json"
     with _alone_in(Path(folder)):
@@ -69,9 +76,9 @@ def provenance(folder: Path | str, config: Mapping[str, Any], command: Sequence[
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Two runs in one folder would write into each other's files.
+    """Lock the folder: two processes would write into each other's files.
 
-    The lock is the process's own: children do not inherit it, and it ends with the process however that ends.
+    The lock belongs to this process: children do not inherit it, and it ends with the process, however that ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a+", encoding="utf-8") as file:
@@ -80,7 +87,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
         except (BlockingIOError, PermissionError) as error:
             file.seek(0)
             raise ConfigError(
-                f"{folder}: process {file.read().strip()} is at work in this folder. Wait until it has ended, or "
+                f"{folder}: process {file.read().strip()} is working in this folder. Wait until it has ended, or "
                 f"choose another output_dir."
             ) from error
         file.truncate(0)
@@ -90,14 +97,14 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def mark_provenance(folder: Path | str, fact: str) -> None:
-    """Write into a run's `run.json` that a fact holds of it; nothing where there is none (a run from Python)."""
+    """Add `fact: true` to a run's `run.json`; does nothing where the file does not exist (a run from Python)."""
     path = Path(folder) / "run.json"
     if path.is_file():
         write_json(path, {**json.loads(path.read_text(encoding="utf-8")), fact: True})
 
 
 def library_versions() -> dict[str, str]:
-    """Installed versions of the libraries that could change a number."""
+    """Installed versions of the libraries that could change a result."""
     versions = {}
     for name in LIBRARIES:
         try:
@@ -108,10 +115,9 @@ def library_versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The git commit of this package's own checkout, with `+` when it was changed since; None when it is not
-    one.
+    """The git commit of this package's own checkout, with `+` when files have changed since; None outside a checkout.
 
-    A package installed inside somebody's repository is not that repository's.
+    A package that is installed inside another repository does not belong to it.
     """
     here = Path(__file__)
     if _git(here, "ls-files", "--error-unmatch", here.name) is None:

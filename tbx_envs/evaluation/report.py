@@ -1,4 +1,4 @@
-"""Measures for people: tables and a progress bar on the console. The only module that knows how they look."""
+"""Measures for people: tables and a progress bar on the console. Only this module defines how they look."""
 
 from __future__ import annotations
 
@@ -28,9 +28,13 @@ from tbx_envs.thinkingbox.dataset.guard import MARK
 
 
 class RunProgress:
-    """A bar with the passes and voids so far; says nothing when the console is not a terminal.
+    """A progress bar with the passes and voids so far; shows nothing when the console is not a terminal.
 
     Use it as a context manager and call it with each new row.
+
+    Args:
+        total: number of attempts.
+        console: console to draw on; None is standard error.
     """
 
     def __init__(self, total: int, console: Console | None = None) -> None:
@@ -65,11 +69,11 @@ def run_summary(folder: Path | str, seed: int = 0) -> dict[str, Any]:
     """The measures of an evaluation run on disk, finished or not.
 
     Raises:
-        ConfigError: the folder holds no run, or not one row.
+        ConfigError: the folder holds no evaluation run, or no row.
     """
     fingerprint, rows = load_rows(folder)
     if not rows:
-        raise ConfigError(f"{folder} holds an evaluation run without a single row. Run `tbx evaluate` on it again.")
+        raise ConfigError(f"{folder} holds an evaluation run without any row. Resume it with `tbx evaluate`.")
     missing = len(fingerprint["tasks"]) * fingerprint["attempts"] - len(rows)
     summary = summarize(rows, fingerprint["attempts"], seed)
     return {
@@ -83,14 +87,14 @@ def run_summary(folder: Path | str, seed: int = 0) -> dict[str, Any]:
 
 
 def _written_costs(folder: Path) -> dict[str, Any]:
-    """What the run cost, as its end wrote it down: prices are not in the rows."""
+    """The costs that the finished evaluation run wrote into its summary, since rows contain no prices."""
     path = folder / "summary.json"
     written = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return {"costs": written["costs"]} if "costs" in written else {}
 
 
 def run_table(summary: Mapping[str, Any], k: int, title: str = "") -> Table:
-    """One line for each family, one for the families never trained, one for all."""
+    """One line for each family, one for the held-out families together, one for all tasks."""
     table = _table(title)
     table.add_column("tasks of", no_wrap=True)
     for column in ("tasks", "pass@1", "95% interval", *_measures_of_k(k), "void"):
@@ -99,18 +103,18 @@ def run_table(summary: Mapping[str, Any], k: int, title: str = "") -> Table:
         table.add_row(family, *_cells(measured, k))
     table.add_section()
     if summary["unseen_families"]["tasks"]:
-        table.add_row("never trained", *_cells(summary["unseen_families"], k))
+        table.add_row("held-out families", *_cells(summary["unseen_families"], k))
     table.add_row("all", *_cells(summary, k), style="bold")
     return table
 
 
 def _table(title: str) -> Table:
-    """Plain enough for eighty columns."""
+    """A table style that fits into eighty columns."""
     return Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
 
 
 def _measures_of_k(k: int) -> list[str]:
-    """With one attempt at each task there is nothing but pass@1."""
+    """The columns beyond pass@1; none with one attempt at each task."""
     return [f"pass@{k}", f"pass^{k}", f"{k}/{k}"] if k > 1 else []
 
 
@@ -130,16 +134,16 @@ def _cells(measured: Mapping[str, Any], k: int) -> list[str]:
 
 
 def run_notes(summary: Mapping[str, Any], k: int) -> list[str]:
-    """What a reader of the table must know besides: voids, tasks with too few attempts, missing rows."""
+    """What a reader of the table must also know: voids, tasks with too few attempts, missing rows."""
     notes = []
     if summary.get(MARK):
-        notes.append("The policy was trained on tasks of the benchmark: this says nothing of unseen tasks.")
+        notes.append("The policy was trained on tasks of the benchmark: this says nothing about other tasks.")
     if k > 1:
         plug_in = share(summary[f"pass_hat_{k}_plug_in"])
         notes.append(f"pass^{k} is unbiased; its plug-in (c/n)^{k} is {plug_in}.")
     if summary["voids"] or summary["retries"]:
         kinds = ", ".join(f"{kind} {number}" for kind, number in summary["void_kinds"].items()) or "none remained"
-        notes.append(f"{summary['voids']} void attempts ({kinds}), {summary['retries']} made again after a fault.")
+        notes.append(f"{summary['voids']} void attempts ({kinds}), {summary['retries']} repeated after a fault.")
     if summary["tasks_short"]:
         least, most = summary["attempts_per_task"]
         notes.append(
@@ -149,7 +153,7 @@ def run_notes(summary: Mapping[str, Any], k: int) -> list[str]:
     if summary.get("costs"):
         notes.append(_cost_note(summary["costs"], k))
     if summary.get("missing"):
-        notes.append(f"{summary['missing']} attempts have not been made yet: the run is unfinished.")
+        notes.append(f"{summary['missing']} attempts have not been made yet: the evaluation run is unfinished.")
     return notes
 
 
@@ -175,7 +179,7 @@ def print_run(summary: Mapping[str, Any], k: int, title: str = "", console: Cons
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Both runs and the difference, over the tasks they share."""
+    """Both evaluation runs and their difference, over the tasks they share."""
     k = comparison.k
     first, second = comparison.measures
     table = _table(f"{first['tasks']} tasks in both")
@@ -196,7 +200,7 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def print_comparison(comparison: Comparison, names: tuple[str, str], console: Console | None = None) -> None:
-    """The table, and which tasks it leaves out."""
+    """The table, and the number of tasks it leaves out."""
     console = console or Console()
     console.print(f"first: {names[0]}\nsecond: {names[1]}", soft_wrap=True)
     console.print(comparison_table(comparison))
@@ -211,8 +215,8 @@ def print_pool(pool: Pool, console: Console | None = None) -> None:
     """How many tasks are in each band, and which bands were kept."""
     console = console or Console()
     table = _table(f"{len(pool.uids)} of {len(pool.candidates)} tasks in the pool")
-    for column, side in (("band", "left"), ("pass rate", "right"), ("tasks", "right"), ("kept", "left")):
-        table.add_column(column, justify=side)  # type: ignore[arg-type]
+    for column in ("band", "pass rate", "tasks", "kept"):
+        table.add_column(column, justify="left" if column in ("band", "kept") else "right")
     low = 0.0
     for band, high in BANDS.items():
         number = sum(task.band == band for task in pool.candidates)
@@ -223,16 +227,16 @@ def print_pool(pool: Pool, console: Console | None = None) -> None:
         table.add_row("unknown", "no clean attempt", str(unknown), "no")
     console.print(table)
     if pool.trained_on_benchmark:
-        console.print(f"Tasks of the benchmark are in it: what is trained on it is marked {MARK}.")
+        console.print(f"It contains tasks of the benchmark: whatever is trained on it is marked {MARK}.")
 
 
 def share(value: float | None) -> str:
-    """A share in percent, or a dash when there is none."""
+    """A share in percent; a dash for None."""
     return "-" if value is None else f"{100 * value:.1f}%"
 
 
 def interval(ends: Sequence[float] | None, *, signed: bool = False) -> str:
-    """An interval of shares in percent, or a dash when there is none."""
+    """An interval of shares in percent; a dash for None."""
     if ends is None:
         return "-"
     low, high = (f"{100 * end:+.1f}" if signed else f"{100 * end:.1f}" for end in ends)

@@ -1,22 +1,23 @@
-"""An evaluation run: every task attempted several times by one policy, one row of JSON for each attempt.
+"""An evaluation run: one policy attempts every task several times; one row of JSON for each attempt.
 
 The folder of an evaluation run holds
 
-    evaluation.json   what is measured: the fingerprint (policy, seed, attempts, hashes of the tasks, version)
-    rows.jsonl        one row an attempt, appended as episodes end
-    episodes.jsonl    the same episodes whole, for `tbx show`
+    evaluation.json   the fingerprint: policy, seed, attempts, hashes of the tasks, version
+    rows.jsonl        one row per attempt, appended as episodes end
+    episodes.jsonl    the same episodes in full, for `tbx show`
     summary.json      the measures, written at the end
 
-An evaluation run that was interrupted goes on where it stopped, if its fingerprint is the same: clean rows are
-kept, a line cut off by the interruption is dropped. An attempt voided by a fault is made again with a fresh
-seed; after `max_void_retries` it stays a void row, which is in no measure and in every report. Running the
-run again makes void rows again, since a fault (a server that was down) says nothing about the policy.
+An interrupted evaluation run resumes where it stopped if its fingerprint is the same: clean rows are kept, a line cut
+off by the interruption is dropped. An attempt that a fault (an infrastructure error) has voided is repeated with a
+fresh seed; after `max_void_retries` it stays a void row, which is in no measure and in every report. Resuming repeats
+void rows, since a fault (a server that was down) says nothing about the policy.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from tbx_envs.seeding import derive
 from tbx_envs.sources import find_task, is_heldout_family, task_hash
 from tbx_envs.version import __version__
 
-# A run with a greater share of void attempts ends as an error: its measures rest on too little.
+# An evaluation run with a greater share of void attempts ends with an error: its measures rest on too few attempts.
 MAX_VOID_SHARE = 0.05
 
 
@@ -48,27 +49,29 @@ def run(
     """Attempt every task `attempts` times and write a row for each attempt.
 
     Args:
-        agent: plays the attempts.
-        uids: the tasks, each once.
-        attempts: at each task.
-        seed: of the run; an attempt's seed is derived from it, its task, its number and how often it
-            was void.
-        rows_path: the file of rows; the other files of the run are written beside it.
-        max_void_retries: how often an attempt that is void is made again.
-        policy: what is evaluated, for the fingerprint and the rows: `name`, and whatever else tells two
-            policies apart (settings, the hash of a checkpoint).
-        progress: called with each new row.
+        agent: agent that makes the attempts.
+        uids: task ids, each once.
+        attempts: number of attempts at each task.
+        seed: seed of the evaluation run; an attempt's seed is derived from it, the task, the attempt's number and how
+            often the attempt was void.
+        rows_path: file of rows; the other files are written beside it.
+        max_void_retries: number of times that a void attempt is repeated.
+        policy: what is evaluated, for the fingerprint and the rows: `name`, and everything else that distinguishes two
+            policies (settings, the hash of a checkpoint).
+        progress: function called with each new row.
 
     Returns:
-        The rows of all attempts, kept ones included, by task in the order of `uids` and by attempt.
+        The rows of all attempts, including those kept, by task in the order of `uids` and by attempt.
 
     Raises:
-        ConfigError: the folder holds an evaluation run with another fingerprint, or a task is named twice.
-        PolicyFault: the agent as a whole failed, or gave back other episodes than asked for. What was
-            finished stays in the file.
+        ConfigError: the folder holds an evaluation run with another fingerprint, a task is given twice, or the agent
+            has no method `run`.
+        PolicyFault: the agent as a whole failed, or yielded other episodes than asked for. Finished attempts stay in
+            the file.
     """
     if len(set(uids)) < len(uids):
-        raise ConfigError(f"{len(uids) - len(set(uids))} task(s) are named twice; name each once.")
+        raise ConfigError(f"{len(uids) - len(set(uids))} task(s) are given twice; give each once.")
+    make_attempts = _attempts_of(agent)
     policy = {"name": type(agent).__name__, **(policy or {})}
     fingerprint = run_fingerprint(policy, uids, attempts, seed)
     log = RunLog(Path(rows_path), fingerprint)
@@ -81,7 +84,7 @@ def run(
         final = round_number == max_void_retries
         made = [Attempt(uid, n, attempt_seed(seed, uid, n, retries[uid, n])) for uid, n in pending]
         pending = []
-        for episode in _played(agent, made):
+        for episode in _checked(make_attempts(made), made, agent):
             key = (episode.uid, episode.attempt)
             row = row_of(episode, policy["name"], retries[key], fingerprint["tasks"][episode.uid], voids[key])
             if row["passed"] is None and not final:
@@ -99,23 +102,23 @@ def run(
 
 
 def run_fingerprint(policy: Mapping[str, Any], uids: Sequence[str], attempts: int, seed: int) -> dict[str, Any]:
-    """What makes two evaluation runs the same; JSON values."""
+    """What identifies an evaluation run, as JSON values: one with the same fingerprint may be resumed."""
     tasks = {uid: task_hash(uid) for uid in uids}
     fingerprint = {"policy": policy, "attempts": attempts, "seed": seed, "tasks": tasks, "tbx": __version__}
-    return json.loads(json.dumps(fingerprint))  # what it is once it has been in a file
+    return json.loads(json.dumps(fingerprint))  # equal to what is read back from the file
 
 
 def attempt_seed(seed: int, uid: str, attempt: int, retry: int) -> int:
-    """The seed of one attempt; a retry after a fault gets another one."""
+    """The seed of one attempt; another one for each retry after a fault."""
     return derive(seed, "attempt", uid, attempt, retry)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VoidTries:
-    """What is kept of the tries at an attempt that were void and made again.
+    """What is kept of the void tries at an attempt that were repeated.
 
     Attributes:
-        usage: their tokens: they were paid for, and nothing came of them.
+        usage: tokens of these tries, which were paid for without a result.
         faults: kind and message of each.
     """
 
@@ -127,7 +130,7 @@ NO_VOIDS = VoidTries({}, ())
 
 
 def _voids(row: Row) -> VoidTries:
-    """Of a void try and of those before it."""
+    """The record of a void try and of those before it."""
     tokens = {name: count for name, count in row["usage"].items() if name.endswith("_tokens")}
     before = row.get("void_usage", {})
     usage = {name: tokens.get(name, 0) + before.get(name, 0) for name in {**tokens, **before}}
@@ -138,11 +141,15 @@ def row_of(episode: Episode, policy_name: str, retry: int, content_hash: str, vo
     """The row of an episode.
 
     Args:
-        retry: how often this attempt had been void before.
-        voids: what is kept of those tries.
+        episode: record of the attempt.
+        policy_name: name of the policy.
+        retry: number of times this attempt was void before.
+        content_hash: hash of the task (`tbx_envs.sources.task_hash`).
+        voids: record of those tries.
 
     Raises:
-        CheckFault: the reward is neither the report's nor missing with a fault: it was not made by the environment.
+        CheckFault: a clean episode's reward is not its report's, or a void one has a reward: it was not made by the
+            environment.
     """
     reward = episode.reward
     if episode.fault is not None:
@@ -151,8 +158,8 @@ def row_of(episode: Episode, policy_name: str, retry: int, content_hash: str, vo
         sound = episode.report is not None and reward == episode.report.reward and 0.0 <= reward <= 1.0
     if not sound:
         raise CheckFault(
-            f"task {episode.uid}: an episode with fault {episode.fault} came with reward {episode.reward}; "
-            f"wanted its report's, in [0, 1], for a clean one, None for a void one. Take rewards from the environment."
+            f"task {episode.uid}: an episode with fault {episode.fault} has reward {episode.reward}; expected its "
+            f"report's, in [0, 1], for a clean one, None for a void one. Take rewards from the environment."
         )
     usage = {name: int(number) for name, number in episode.usage.items()}
     return {
@@ -178,26 +185,45 @@ def row_of(episode: Episode, policy_name: str, retry: int, content_hash: str, vo
     }
 
 
-def _played(agent: Agent, attempts: Sequence[Attempt]) -> Iterator[Episode]:
-    """The agent's episodes, each checked to be one that was asked for and is still missing."""
+def _attempts_of(agent: Agent) -> Callable[[Sequence[Attempt]], Iterable[Episode]]:
+    """The agent's `run`; for an agent of tbx 0.1 its `play`, with a DeprecationWarning.
+
+    Raises:
+        ConfigError: the object has neither.
+    """
+    if isinstance(agent, Agent):
+        return agent.run
+    name, old_method = type(agent).__name__, getattr(agent, "play", None)
+    if old_method is None:
+        raise ConfigError(f"{name} is not an agent: it has no method run(attempts), which yields one episode for each.")
+    warnings.warn(
+        f"{name}.play(attempts) is now called run(attempts); the old name works until tbx 0.3.",
+        DeprecationWarning,
+        stacklevel=3,  # the caller of `run`
+    )
+    return old_method
+
+
+def _checked(episodes: Iterable[Episode], attempts: Sequence[Attempt], agent: Agent) -> Iterator[Episode]:
+    """The agent's episodes, each checked to belong to an attempt that is still missing."""
     missing = {(attempt.uid, attempt.index): attempt.seed for attempt in attempts}
-    for episode in agent.run(attempts):
+    for episode in episodes:
         if missing.pop((episode.uid, episode.attempt), None) != episode.seed:
             raise PolicyFault(
-                f"{type(agent).__name__} gave back attempt {episode.attempt} at {episode.uid} with seed "
-                f"{episode.seed}, which was not asked for or had come already. Yield one episode for each attempt."
+                f"{type(agent).__name__} yielded attempt {episode.attempt} at {episode.uid} with seed "
+                f"{episode.seed}, which was not asked for or was yielded before. Yield one episode for each attempt."
             )
         yield episode
     if missing:
         uid, attempt = next(iter(missing))
         raise PolicyFault(
-            f"{type(agent).__name__} gave back no episode for {len(missing)} of {len(attempts)} attempts, "
-            f"such as attempt {attempt} at {uid}. Yield one for each, void ones too."
+            f"{type(agent).__name__} yielded no episode for {len(missing)} of {len(attempts)} attempts, "
+            f"such as attempt {attempt} at {uid}. Yield one for each, including void ones."
         )
 
 
 def tallies_of(rows: Iterable[Row]) -> list[Tally]:
-    """One tally for each task, in the order in which the rows name them."""
+    """One tally for each task, in the order of their first rows."""
     by_task: dict[str, list[Row]] = {}
     for row in rows:
         by_task.setdefault(row["uid"], []).append(row)
@@ -214,18 +240,20 @@ def tallies_of(rows: Iterable[Row]) -> list[Tally]:
 
 
 def summarize(rows: Sequence[Row], attempts: int, seed: int = 0) -> dict[str, Any]:
-    """The measures of an evaluation run: overall, of families never trained, and of each family.
+    """The measures of an evaluation run: of all tasks, of held-out families together, and of each family.
 
     Args:
-        attempts: asked for at each task; the k of pass@k and the n of n/n.
-        seed: of the intervals' bootstrap.
+        rows: rows of the evaluation run.
+        attempts: number of attempts asked for at each task; the k of pass@k and the n of n/n.
+        seed: seed of the intervals' bootstrap.
 
     Returns:
-        `tbx_envs.evaluation.metrics.measures` with `unseen_families` and `families` (family -> measures), `void_kinds`
-        (kind of fault -> number of void rows) and `retries` (attempts made again after a fault).
+        `tbx_envs.evaluation.metrics.measures` with `unseen_families` (of the held-out families) and `families` (family
+        -> measures), `void_kinds` (kind of fault -> number of void rows) and `retries` (attempts repeated after a
+        fault).
     """
     tallies = tallies_of(rows)
-    unseen = [tally for tally in tallies if is_heldout_family(find_task(tally.uid))]
+    heldout = [tally for tally in tallies if is_heldout_family(find_task(tally.uid))]
     families: dict[str, list[Tally]] = {}
     for tally in tallies:
         families.setdefault(tally.family, []).append(tally)
@@ -234,13 +262,13 @@ def summarize(rows: Sequence[Row], attempts: int, seed: int = 0) -> dict[str, An
         **measures(tallies, attempts, seed),
         "void_kinds": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
         "retries": sum(row["retry"] for row in rows),
-        "unseen_families": measures(unseen, attempts, seed),
+        "unseen_families": measures(heldout, attempts, seed),
         "families": {name: measures(family, attempts, seed) for name, family in families.items()},
     }
 
 
 def refuse_many_voids(rows: Sequence[Row]) -> None:
-    """The end of a run whose measures rest on too little.
+    """Fail an evaluation run whose measures would rest on too few attempts.
 
     Raises:
         PolicyFault: more than `MAX_VOID_SHARE` of the attempts are void.

@@ -1,4 +1,4 @@
-"""Which tasks: one string, as given on a command line, becomes uids."""
+"""Selecting tasks: a string, as given on a command line, becomes uids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tbx_envs.thinkingbox.dataset.names import read_test_list, repeated, uid_of_
 
 
 def all_uids(split: str | None = None) -> tuple[str, ...]:
-    """Uids of the frozen tasks of all built-in domains, of one split or of both; builds no task."""
+    """Uids of the frozen tasks of all built-in domains, of one split or (None) of both; builds no task."""
     return tuple(uid for name in NAMES for uid in load_domain(name).uids(split))
 
 
@@ -24,11 +24,11 @@ def dataset_uids() -> tuple[str, ...]:
 
 
 def select_tasks(selection: str) -> tuple[str, ...]:
-    """The uids that `selection` means, in canonical order or in the order of the list.
+    """The uids that `selection` names, in canonical order or in the order of the list.
 
-    `all`, `train` and `heldout` mean the built-in domains alone, whatever datasets are registered, so that a command
-    means the same everywhere. A pattern with a colon is matched with the uids of datasets, one without with built-in
-    ones.
+    `all`, `train` and `heldout` select from the built-in domains only, regardless of registered datasets, so that a
+    command selects the same tasks everywhere. A pattern with a colon is matched against the uids of datasets, one
+    without against built-in ones.
 
     Args:
         selection: `all`, `train`, `heldout`, a domain's name, `datasets` (all registered ones), a dataset's name, the
@@ -36,9 +36,8 @@ def select_tasks(selection: str) -> tuple[str, ...]:
             `shop_group1.py:*`, or a file: one uid a line (`#` starts a comment), or a YAML list of them.
 
     Raises:
-        ConfigError: nothing has that name, nothing matches, or a file names a task twice or one that is
-            unknown.
-        DomainError: the files of a dataset that was asked for are wrong.
+        ConfigError: nothing has that name, no task matches, or a file lists a task twice or an unknown one.
+        DomainError: the files of a dataset that is needed are wrong.
     """
     if selection in ("all", "train", "heldout"):
         return all_uids(None if selection == "all" else selection)
@@ -53,24 +52,24 @@ def select_tasks(selection: str) -> tuple[str, ...]:
         if not matching:
             refuse_broken()
             such = f", such as '{known[0]}'" if known else ""
-            raise ConfigError(f"no task matches '{selection}'. There are {len(known)}{such}.")
+            raise ConfigError(f"no task matches '{selection}'. {len(known)} tasks are known{such}.")
         return matching
     if selection in known:
         return (selection,)
     if Path(selection).is_file():
         return _from_file(Path(selection))
     try:
-        return (find_task(selection).uid,)  # a number beyond the frozen ones
+        return (find_task(selection).uid,)  # a number beyond those of the frozen tasks
     except DomainError as error:
         refuse_broken()
         raise _unknown(selection, known) from error
 
 
 def _of_datasets(selection: str) -> tuple[str, ...] | None:
-    """What a name means that datasets give; None when none of them does.
+    """The uids of a dataset or of a dataset's list with that name; None when no dataset has it.
 
     Raises:
-        ConfigError: two datasets have a list of that name, or there is no dataset at all.
+        ConfigError: two datasets have a list of that name, or all datasets are asked for and none is registered.
     """
     datasets = registered_datasets()
     if selection == "datasets":
@@ -109,7 +108,7 @@ def _from_file(path: Path) -> tuple[str, ...]:
         except DomainError as error:
             problems.append(f"  {error}")
     if problems or not uids:
-        found = "\n".join(problems) or "  it names no task"
+        found = "\n".join(problems) or "  it lists no task"
         raise ConfigError(f"{path}: {len(problems) or 1} problem(s) in the list of tasks:\n{found}")
     return uids
 

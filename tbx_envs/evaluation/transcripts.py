@@ -1,5 +1,4 @@
-"""Episodes as JSON and back, and as text for people. Nothing is lost on the way: what is read equals what
-was written."""
+"""Episodes as JSON and as text for people. JSON loses nothing: the episode read equals the one written."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def episode_record(episode: Episode) -> dict[str, Any]:
 
 
 def episode_from_record(record: Mapping[str, Any]) -> Episode:
-    """The episode that `episode_record` wrote."""
+    """The episode of a record that `episode_record` made, or that tbx 0.1 wrote."""
     report, fault, reason = record["report"], record["fault"], record["finish_reason"]
     return Episode(
         uid=record["uid"],
@@ -99,10 +98,10 @@ def _call(record: Mapping[str, Any]) -> ToolCall | BadCall:
 
 
 def load_episodes(path: Path) -> Iterator[Episode]:
-    """The episodes of a file of JSON lines; a last line that was cut off is left out.
+    """The episodes of a file of JSON lines; a last line that was cut off is skipped.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: no such file.
     """
     if not path.is_file():
         raise ConfigError(f"no transcripts at {path}. Give the output_dir of a finished or running `tbx evaluate`.")
@@ -113,10 +112,11 @@ def load_episodes(path: Path) -> Iterator[Episode]:
 
 
 def episode_text(episode: Episode, *, system: bool = False) -> str:
-    """The whole episode for people: heading, transcript, and what came of it.
+    """The whole episode for people: heading, transcript and outcome.
 
     Args:
-        system: with the system's text too, which is the same in all episodes of a domain, and long.
+        episode: record of the episode.
+        system: True includes the system's messages, which are long and the same in all episodes of a domain.
     """
     heading = f"{episode.uid}, attempt {episode.attempt}, seed {episode.seed}"
     said = [m for m in episode.transcript if system or not (isinstance(m, Text) and m.role == "system")]

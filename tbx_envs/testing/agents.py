@@ -1,4 +1,4 @@
-"""A agent whose outcomes are prescribed, for tests of runs: it plays no environment."""
+"""An agent with prescribed outcomes, for tests of evaluation runs: it needs no environment."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class PrescribedAgent:
     """Ends the n-th try at an attempt as `outcome(uid, attempt, n)` says, n from 0.
 
     Args:
-        outcome: what becomes of each try.
-        stop_after: the process is interrupted (`KeyboardInterrupt`) when one more attempt is asked for.
+        outcome: (uid, attempt, n) -> outcome of the try.
+        stop_after: number of attempts after which the next one is interrupted (`KeyboardInterrupt`); None is never.
 
     Attributes:
-        asked: the attempts played, in order.
+        asked: attempts made, in order.
     """
 
     def __init__(self, outcome: Callable[[str, int, int], Outcome], stop_after: int | None = None) -> None:
@@ -42,7 +42,7 @@ class PrescribedAgent:
 
 
 def prescribed_episode(attempt: Attempt, outcome: Outcome) -> Episode:
-    """An episode of `attempt` that ended so."""
+    """An episode of `attempt` with that outcome."""
     void = outcome == "void"
     passed = outcome == "pass"
     return Episode(

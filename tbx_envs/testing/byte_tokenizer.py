@@ -1,7 +1,7 @@
-"""A tokenizer with nothing to download: one token per byte, the usual markers, a chat template of our own.
+"""A tokenizer that needs no download: one token per byte, the usual markers, a chat template of our own.
 
-Its ids are `<|im_start|>`, `<|im_end|>` and the other markers first (in the order of `MARKERS`), then the
-256 bytes. Needs transformers and tokenizers, which are imported when it is made.
+The ids are those of the markers (in the order of `MARKERS`), then those of the 256 bytes. It needs transformers and
+tokenizers, which are imported when it is made.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 MARKERS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>")
 
-# Every message is `<|im_start|>role`, a line break, its content, `<|im_end|>`, a line break. Tool schemas
-# come first; reasoning is kept in all turns, so that a conversation always extends the one before it.
+# Every message is `<|im_start|>role`, a line break, its content, `<|im_end|>`, a line break. Tool schemas come first;
+# reasoning is kept in all turns, so that each conversation extends the previous one.
 CHAT_TEMPLATE = """\
 {%- if tools -%}
 <|im_start|>tools

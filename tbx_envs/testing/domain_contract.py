@@ -1,14 +1,14 @@
-"""What every domain must keep, task by task: the shipped contract check, and the lock file that goes with it.
+"""The contract of a domain, checked task by task, and its lock file.
 
     check_domain("clinic")                                       raises DomainError with all problems
     python -m tbx_envs.testing.domain_contract check clinic      the same, printed
-    python -m tbx_envs.testing.domain_contract lock clinic       writes tasks.lock anew
+    python -m tbx_envs.testing.domain_contract lock clinic       rewrites tasks.lock
 
-For every task: the expected calls pass the check through the real tools, alone and with reads added; doing
-nothing does not pass; leaving out a mutating call does not, nor does any near miss of the family; the agent
-that keeps all rules reaches reward 1 through the conversation with the scripted user. For the domain: the same
-number gives the same task, texts name neither today nor a library's version, a mutating tool changes a row and
-a reading one does not, and nothing has changed since the version was set.
+For every task: the expected calls pass the check through the real tools, alone and with further reads; doing nothing
+does not pass, nor does leaving out a mutating call, nor any near miss of the family; the scripted agent without errors
+reaches reward 1 in conversation with the scripted user. For the domain: the same number gives the same task, texts
+contain neither today's date nor a library's version, a mutating tool changes a row and a reading one does not, and
+nothing has changed since the version was set.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _LIBRARIES = ("SQLAlchemy", "mcp", "pydantic", "jsonschema", "gymnasium")
 
 
 def check_domain(domain: str | Domain, *, uids: Sequence[str] | None = None) -> None:
-    """Check a domain's contract, all problems at once.
+    """Check a domain's contract and report all problems at once.
 
     Args:
-        domain: its name, or the record itself.
-        uids: look at these tasks only; then nothing is said about the domain's tasks as a whole.
+        domain: name of a domain, or the record itself.
+        uids: tasks to check; the domain as a whole is then not checked. None checks all.
 
     Raises:
-        DomainError: something is wrong; the message lists the problems.
+        DomainError: there are problems; the message lists them.
     """
     domain = load_domain(domain) if isinstance(domain, str) else domain
     problems = find_problems(domain, uids=uids)
@@ -74,7 +74,7 @@ def check_domain(domain: str | Domain, *, uids: Sequence[str] | None = None) -> 
 
 
 def find_problems(domain: Domain, *, uids: Sequence[str] | None = None) -> list[str]:
-    """The problems that `check_domain` would list, in the order found; empty when there are none."""
+    """The problems that `check_domain` would list, in the order found."""
     problems = [*_problems_of_tools(domain.tools), *_problems_of_text("the rules", domain.rules)]
     tasks: list[Task] = []
     for uid in domain.uids() if uids is None else uids:
@@ -88,31 +88,29 @@ def find_problems(domain: Domain, *, uids: Sequence[str] | None = None) -> list[
         of_record = list(_problems_of_record(task, domain))
         problems += of_record
         if of_record:
-            continue  # agents and near misses may rely on what is wrong
+            continue  # agents and near misses may depend on the wrong field
         try:
             problems += _problems_of_play(template_for(task, domain), reads)
             hashes[task.uid] = lock_hash(task, domain)
-        except DomainError as error:  # an expected call is refused or fails: nothing more can be said of the task
+        except DomainError as error:  # an expected call is rejected or fails: no other check of the task makes sense
             problems.append(str(error))
     if uids is None:
         problems += [*_problems_of_all(tasks, domain), *_problems_of_lock(hashes, domain)]
     return problems
 
 
-def _family_and_number(domain: Domain, uid: str) -> tuple[Family, int, str]:
-    """The parts of a uid, and its split."""
+def _family_and_number(domain: Domain, uid: str) -> tuple[Family, int]:
+    """The parts of a uid."""
     match = re.fullmatch(rf"{re.escape(domain.name)}/([a-z_]+)/(\d+)", uid)
     if match is None or match[1] not in domain.families:
         raise DomainError(f"task {uid}: not <domain>/<family>/<number> of '{domain.name}'; correct the uid.")
-    family, number = domain.families[match[1]], int(match[2])
-    heldout = family.num_train <= number < family.num_train + family.num_heldout
-    return family, number, "heldout" if heldout else "train"
+    return domain.families[match[1]], int(match[2])
 
 
 def _build(domain: Domain, uid: str) -> Task:
-    """The task, made anew: the record's own families are asked, not the cache of registered domains."""
-    family, number, split = _family_and_number(domain, uid)
-    return family.build(number, split)
+    """A new build of the task by the record's own families, not from the cache of registered domains."""
+    family, number = _family_and_number(domain, uid)
+    return family.build(number, family.split_of(number))
 
 
 # --- texts and records --------------------------------------------------------------------------------------
@@ -136,29 +134,30 @@ def _problems_of_tools(tools: Iterable[Tool]) -> Iterator[str]:
 
 def _problems_of_text(where: str, text: str) -> Iterator[str]:
     """A text that a model reads must be the same tomorrow, and after an upgrade."""
-    for pattern, name in _fleeting().items():
+    for pattern, name in _unstable_texts().items():
         if re.search(pattern, text):
             yield f"{where}: it names {name}; take times from the world's clock and leave versions out."
 
 
 @functools.cache
-def _fleeting() -> dict[str, str]:
-    """What no text may hold: pattern -> what it is."""
+def _unstable_texts() -> dict[str, str]:
+    """What no text may contain: pattern -> description."""
     today = datetime.datetime.now(datetime.UTC).date()
-    fleeting: dict[str, str] = {}
-    for days in (-1, 0, 1):  # the clock of this machine may be in any time zone
+    patterns: dict[str, str] = {}
+    for days in (-1, 0, 1):  # texts may use the local time of any time zone
         day = today + datetime.timedelta(days=days)
         for written in (day.isoformat(), day.strftime("%d %B %Y"), day.strftime("%B %d, %Y")):
-            fleeting[re.escape(written)] = f"today ({written})"
+            patterns[re.escape(written)] = f"today ({written})"
     for library in _LIBRARIES:
         version = importlib.metadata.version(library)
-        fleeting[rf"(?<![\d.]){re.escape(version)}(?!\.?\d)"] = f"the version {version} of {library}"
-    return fleeting
+        patterns[rf"(?<![\d.]){re.escape(version)}(?!\.?\d)"] = f"the version {version} of {library}"
+    return patterns
 
 
 def _problems_of_record(task: Task, domain: Domain) -> Iterator[str]:
-    """The task's own fields, and that the same number gives the same task."""
-    family, number, split = _family_and_number(domain, task.uid)
+    """Whether the task's fields fit its uid, and the same number gives the same task."""
+    family, number = _family_and_number(domain, task.uid)
+    split = family.split_of(number)
     wanted = {
         "uid": f"{domain.name}/{family.name}/{number:03d}",
         "domain": domain.name,
@@ -168,7 +167,7 @@ def _problems_of_record(task: Task, domain: Domain) -> Iterator[str]:
     }
     for field, value in wanted.items():
         if getattr(task, field) != value:
-            yield f"task {task.uid}: {field} is {getattr(task, field)!r}, wanted {value!r}; fix its builder."
+            yield f"task {task.uid}: {field} is {getattr(task, field)!r}, expected {value!r}; fix its builder."
     if not isinstance(task.labels.get("pressure"), int | float):
         yield f"task {task.uid}: labels have no number 'pressure'; scripted agents need it."
     if task != family.build(number, split):
@@ -179,7 +178,7 @@ def _problems_of_record(task: Task, domain: Domain) -> Iterator[str]:
 
 
 def _problems_of_play(template: WorldTemplate, reads: Sequence[ExpectedCall]) -> list[str]:
-    """Everything that needs the task's world."""
+    """All checks that need the task's world."""
     return [
         *_problems_of_expected_calls(template, reads),
         *_problems_of_idling(template),
@@ -193,16 +192,23 @@ def _run(
 ) -> tuple[bool, list[Answer], list[bool]]:
     """Make the calls on a fresh world.
 
+    Args:
+        template: template of the task.
+        calls: calls to make.
+        watch: True records for each call whether it changed a row.
+
     Returns:
-        Whether the check passes, the answers, and with `watch` for each call whether it changed a row.
+        Whether the check passes; the answers; with `watch`, for each call whether it changed a row.
 
     Raises:
-        ToolFault: a tool raised what it does not document.
+        ToolFault: a tool raised an undocumented exception.
     """
     domain = template.domain
     tools = domain_tools(domain)
     world = lend_world(template)
-    rows, answers, changed = template.initial, [], []
+    rows = template.initial
+    answers: list[Answer] = []
+    changed: list[bool] = []
     for call in calls:
         answers.append(answer_call(tools, world.db, domain.clock, call.tool, call.arguments))
         if watch:
@@ -218,7 +224,7 @@ def _problems_of_expected_calls(template: WorldTemplate, reads: Sequence[Expecte
     tools = domain_tools(template.domain)
     passed, answers, changed = _run(template, task.expected_calls, watch=True)
     if not passed:
-        yield f"task {task.uid}: its expected calls give other rows the second time; a tool is not pure."
+        yield f"task {task.uid}: its expected calls leave other rows the second time; a tool is not deterministic."
     for call, answer, has_changed in zip(task.expected_calls, answers, changed, strict=True):
         if has_changed != tools[call.tool].mutates:
             did = "changed a row" if has_changed else "changed no row"
@@ -229,14 +235,14 @@ def _problems_of_expected_calls(template: WorldTemplate, reads: Sequence[Expecte
     try:
         passed, _, _ = _run(template, (*task.expected_calls, *own_reads, *reads))
     except ToolFault as fault:
-        yield f"task {task.uid}: a read too many raised: {fault}"
+        yield f"task {task.uid}: a further read raised: {fault}"
     else:
         if not passed:
-            yield f"task {task.uid}: reads after the expected calls fail the check; a read changes nothing."
+            yield f"task {task.uid}: reads after the expected calls fail the check; a read must change nothing."
 
 
 def _one_read_of_each_tool(tasks: Iterable[Task], tools: dict[str, Tool]) -> list[ExpectedCall]:
-    """A call of each reading tool that some task expects."""
+    """One call of each reading tool, taken from the expected calls of all tasks."""
     reads: dict[str, ExpectedCall] = {}
     for call in itertools.chain.from_iterable(task.expected_calls for task in tasks):
         if call.tool in tools and not tools[call.tool].mutates:
@@ -249,45 +255,45 @@ def _problems_of_idling(template: WorldTemplate) -> Iterator[str]:
     if passes and not task.idle_passes:
         yield f"task {task.uid}: doing nothing passes; let it leave a record, or say why in idle_passes."
     if not passes and task.idle_passes:
-        yield f"task {task.uid}: idle_passes is {task.idle_passes!r}, and doing nothing fails; set it to None."
+        yield f"task {task.uid}: idle_passes is {task.idle_passes!r}, but doing nothing fails; set it to None."
 
 
 def _problems_of_near_misses(template: WorldTemplate) -> Iterator[str]:
-    """The family's near misses, and each mutating call left out, whether the family thought of it or not."""
+    """The family's near misses, and each mutating call left out, even if the family does not list it."""
     task, calls = template.task, template.task.expected_calls
     tools = domain_tools(template.domain)
     variants = dict(template.domain.families[task.family].near_misses(task))
     if not variants:
-        yield f"task {task.uid}: its family gives no near misses for it; give some."
+        yield f"task {task.uid}: its family has no near misses for it; add some."
     for index, call in enumerate(calls):
         without = (*calls[:index], *calls[index + 1 :])
         if tools[call.tool].mutates and without not in variants.values():
             variants[f"call {index + 1} ({call.tool}) left out"] = without
     reading = {tool.name for tool in tools.values() if not tool.mutates}
     for label, variant in variants.items():
-        try:  # without the reads, which change nothing and only take time
+        try:  # reads change nothing and only take time, so they are left out
             passed, answers, _ = _run(template, [call for call in variant if call.tool not in reading])
         except ToolFault as fault:
             yield f"task {task.uid}: near miss '{label}' raised: {fault}"
             continue
         if passed:
-            yield f"task {task.uid}: near miss '{label}' passes the check; the check does not see that fault."
+            yield f"task {task.uid}: near miss '{label}' passes the check; the check does not detect that mistake."
         invalid = [answer.text for answer in answers if answer.status == "invalid"]
         if invalid:
-            yield f"task {task.uid}: near miss '{label}' is not a call that a tool takes: {invalid[0]}"
+            yield f"task {task.uid}: near miss '{label}' has a call that is invalid: {invalid[0]}"
 
 
 def _problems_of_conversation(task: Task, domain: Domain) -> Iterator[str]:
     """The expected calls, and the scripted agent without errors, through the environment itself."""
     env = ToolEnv(task.uid)
-    env.source, env.task = DomainSource(domain), task  # the record that is checked may not be a registered one
+    env.source, env.task = DomainSource(domain), task  # the record that is checked may differ from the registered one
     oracle = (Turn(calls=(ToolCall("", call.tool, call.arguments),)) for call in task.expected_calls)
     try:
         env.reset(seed=0)
         for turn in (*oracle, Turn(text=DONE_MARK)):
             env.step(turn)
         if env.episode(0).reward != 1.0:
-            yield f"task {task.uid}: the expected calls get no reward from the environment."
+            yield f"task {task.uid}: the expected calls do not get reward 1 from the environment."
         yield from _problems_of_scripted(env, domain, task)
     except EnvironmentFault as fault:
         yield f"task {task.uid}: a fault in the environment: {fault}"
@@ -298,20 +304,21 @@ def _problems_of_conversation(task: Task, domain: Domain) -> Iterator[str]:
 def _problems_of_scripted(env: ToolEnv, domain: Domain, task: Task) -> Iterator[str]:
     agent = domain.families[task.family].scripted(task, rng(0, "contract", task.uid), 0.0)
     env.reset(seed=0)
-    answers: Transcript | None = None  # a generator is first sent None
+    next_turn = functools.partial(next, agent)
     ended = False
     while not ended:
         try:
-            turn = agent.send(answers)
+            turn = next_turn()
         except StopIteration:
-            yield f"task {task.uid}: the scripted agent stopped before it said {DONE_MARK}."
+            yield f"task {task.uid}: the scripted agent returned before it said {DONE_MARK}."
             return
-        except Exception as error:  # the episode boundary: whatever an agent raises is a problem of its domain
+        except Exception as error:  # the episode boundary: any error of the agent is a problem of its domain
             yield f"task {task.uid}: the scripted agent raised {type(error).__name__}: {error}."
             return
         num_before = len(env.transcript) + 1
         _, _, terminated, truncated, _ = env.step(turn)
-        answers, ended = env.transcript[num_before:], terminated or truncated
+        next_turn = functools.partial(agent.send, env.transcript[num_before:])
+        ended = terminated or truncated
     episode = env.episode(0)
     assert episode.report is not None
     if episode.reward != 1.0 or episode.finish_reason is not FinishReason.DONE:
@@ -338,7 +345,7 @@ def _problems_of_all(tasks: Sequence[Task], domain: Domain) -> Iterator[str]:
     used = {call.tool for task in tasks for call in task.expected_calls}
     for tool in domain.tools:
         if tool.name not in used:
-            yield f"tool {tool.name}: no task expects a call of it, so nothing proves it; use or remove it."
+            yield f"tool {tool.name}: no task expects a call of it, so nothing tests it; use or remove it."
 
 
 def _problems_of_lock(hashes: Mapping[str, str], domain: Domain) -> Iterator[str]:
@@ -354,10 +361,10 @@ def _problems_of_lock(hashes: Mapping[str, str], domain: Domain) -> Iterator[str
 
 
 def lock_hash(task: Task, domain: Domain) -> str:
-    """SHA-256 (hex) over the task, what else of its domain an agent or a user reads, and what its calls do.
+    """SHA-256 (hex) over the task, the domain's texts for agents and users, and the effect of the expected calls.
 
     Raises:
-        DomainError: an expected call is refused or fails.
+        DomainError: an expected call is rejected or fails.
     """
     template = template_for(task, domain)
     _, answers, _ = _run(template, task.expected_calls)
@@ -375,16 +382,16 @@ def lock_hashes(domain: Domain) -> dict[str, str]:
     """uid -> hash of every frozen task.
 
     Raises:
-        DomainError: an expected call of a task is refused or fails.
+        DomainError: an expected call of a task is rejected or fails.
     """
     return {uid: lock_hash(_build(domain, uid), domain) for uid in domain.uids()}
 
 
 def relocked(domain: Domain, old_text: str) -> str:
-    """The lock file's new text.
+    """The new text of the lock file.
 
     Raises:
-        DomainError: a task that `old_text` names has changed or is gone, and the version was not raised.
+        DomainError: a task in `old_text` has changed or is gone, and the version was not raised.
     """
     old_version, old = parse_lock(old_text, where=f"{domain.name}/{FILE_NAME}")
     hashes = lock_hashes(domain)
@@ -392,7 +399,7 @@ def relocked(domain: Domain, old_text: str) -> str:
     if changed and domain.version <= old_version:
         raise DomainError(
             f"{len(changed)} tasks of '{domain.name}' changed since version {old_version} was locked "
-            f"({', '.join(changed[:3])}), and the version is {domain.version}; raise it, then lock again."
+            f"({', '.join(changed[:3])}), but the version is {domain.version}; raise it, then lock again."
         )
     return lock_text(domain, hashes)
 

@@ -1,10 +1,10 @@
-"""A fake domain, small enough to read: a kiosk that takes orders. For tests of environments and agents.
+"""A small fake domain, a kiosk that takes orders, for tests of environments and agents.
 
     domain = build_kiosk()
     register_domain(domain)
     env = ToolEnv("kiosk/order/000")
 
-`tools` adds tools to the four that it has, for example one that breaks.
+`tools` adds tools to its four, for example one that raises.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sqlalchemy import (
 
 from tbx_envs.domains import AgentTurns, Domain, Family, Topic
 from tbx_envs.messages import DONE_MARK, ToolCall, Turn
-from tbx_envs.task import ExpectedCall, Task, UserContext
+from tbx_envs.task import ExpectedCall, Split, Task, UserContext
 from tbx_envs.tools.clock import WorldClock
 from tbx_envs.tools.tool import Tool, ToolContext, ToolRejection, tool
 
@@ -55,7 +55,7 @@ ORDERS = Table(
     Column("status", Text, nullable=False),
     Column("attempts", Integer, nullable=False, info={"unstable": True}),
 )
-NOTES = Table(  # without a stable key: the same note may stand there twice
+NOTES = Table(  # without a stable key, so that equal rows are possible
     "notes",
     METADATA,
     Column("note_id", Integer, primary_key=True, info={"unstable": True}),
@@ -87,7 +87,7 @@ def place_order(
     order = {"order_id": f"O{number}", "item": item, "quantity": quantity, "code": code, "status": "open"}
     context.db.execute(insert(ORDERS), {**order, "attempts": number})
     context.db.execute(insert(NOTES), {"text": f"order for {code}"})
-    if quantity < 1 or quantity > stock:  # after two writes on purpose: a refusal must undo them
+    if quantity < 1 or quantity > stock:  # after two writes on purpose: a rejection must undo them
         raise ToolRejection(f"{quantity} of '{item}' cannot be ordered; {stock} are left.")
     context.db.execute(update(ITEMS).where(ITEMS.c.item == item).values(stock=stock - quantity))
     return {"order_id": order["order_id"], "left": stock - quantity}
@@ -113,9 +113,15 @@ TOOLS = (list_items, place_order, cancel_order, note)
 
 
 def build_kiosk(name: str = "kiosk", *, tools: tuple[Tool, ...] = (), **task_changes: Any) -> Domain:
-    """The domain, under another name if asked; `task_changes` replace fields of every task."""
+    """The domain.
 
-    def build(number: int, split: str) -> Task:
+    Args:
+        name: name of the domain.
+        tools: tools to add.
+        task_changes: field -> value that replaces it in every task.
+    """
+
+    def build(number: int, split: Split) -> Task:
         return _task(name, number, split, task_changes)
 
     family = Family("order", "A customer orders something.", 6, 4, build, _near_misses, _scripted)
@@ -137,7 +143,7 @@ def build_kiosk(name: str = "kiosk", *, tools: tuple[Tool, ...] = (), **task_cha
     )
 
 
-def _task(domain: str, number: int, split: str, changes: Mapping[str, Any]) -> Task:
+def _task(domain: str, number: int, split: Split, changes: Mapping[str, Any]) -> Task:
     item, quantity, code = ("tea", "bun", "juice")[number % 3], 1 + number % 2, f"{1000 + 37 * number}"
     fields: dict[str, Any] = {
         "uid": f"{domain}/order/{number:03d}",

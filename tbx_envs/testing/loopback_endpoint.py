@@ -1,10 +1,10 @@
-"""A served model without a model: chat completions on this machine, answered and failing as a script says.
+"""A model server without a model: chat completions on this machine, which answer and fail as a script says.
 
     with LoopbackEndpoint(lambda asked: Says("Hello")) as server:
         endpoint = ChatEndpoint(EndpointConfig(server.base_url, "any"))
 
-It keeps what it was asked and counts how many requests were there at the same time, so that a test of a client need
-not believe the client.
+It records all requests and how many were open at the same time, so that a test does not rely on the client's own
+report.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Asked:
     """One request.
 
     Attributes:
-        number: from 0, in the order of arrival.
-        path: of the address.
-        headers: names in lower case.
-        body: its JSON.
+        number: number in the order of arrival, from 0.
+        path: path of the address.
+        headers: headers by name in lower case.
+        body: JSON body.
     """
 
     number: int
@@ -41,11 +41,11 @@ class Says:
     """A completion.
 
     Attributes:
-        text: its content.
-        calls: (name, arguments as JSON text) of its tool calls, ids given in order.
-        reasoning: its `reasoning_content`; "" leaves it out.
-        finish_reason: None is `tool_calls` with calls, else `stop`.
-        usage: as OpenAI counts; None leaves it out.
+        text: content.
+        calls: (name, arguments as JSON text) of each tool call; ids are given in order.
+        reasoning: `reasoning_content`; "" leaves it out.
+        finish_reason: finish reason; None is `tool_calls` with calls, otherwise `stop`.
+        usage: token counts in OpenAI's form; None leaves them out.
     """
 
     text: str = ""
@@ -67,9 +67,9 @@ class Answers:
     """Any answer.
 
     Attributes:
-        status: of HTTP.
-        body: JSON, or text sent as it is.
-        headers: further ones; `content-type` replaces that of JSON.
+        status: HTTP status.
+        body: JSON, or text that is sent as it is.
+        headers: further headers; `content-type` replaces that of JSON.
     """
 
     status: int = 200
@@ -79,7 +79,7 @@ class Answers:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EchoesKey:
-    """An error whose message holds all headers of the request, the one with the key included."""
+    """An error whose message contains all headers of the request, including the one with the key."""
 
     status: int = 401
 
@@ -89,7 +89,7 @@ class Cut:
     """The connection is closed.
 
     Attributes:
-        in_body: after half of the body; otherwise before anything is sent.
+        in_body: True closes it after half of the body, False before anything is sent.
     """
 
     in_body: bool = True
@@ -97,11 +97,11 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Drips:
-    """One byte after the other, for ever.
+    """One byte after the other, without end.
 
     Attributes:
-        headers: they drip too; otherwise they come at once.
-        pause_s: between two bytes.
+        headers: True sends the headers slowly too, False sends them at once.
+        pause_s: pause between two bytes.
     """
 
     headers: bool = False
@@ -110,27 +110,27 @@ class Drips:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Silence:
-    """Nothing, until the client leaves or the server is closed."""
+    """No answer until the client disconnects or the server is closed."""
 
 
 Reply = Says | Answers | EchoesKey | Cut | Drips | Silence
 
 
 def in_order(*replies: Reply) -> Callable[[Asked], Reply]:
-    """A script: the n-th request gets the n-th reply, the last one ever after."""
+    """A script: the n-th request gets the n-th reply, and all later ones the last."""
     return lambda asked: replies[min(asked.number, len(replies) - 1)]
 
 
 class LoopbackEndpoint:
-    """The server; listens as soon as it is made. Close it, or use it as a context manager.
+    """The server, which listens as soon as it is made. Close it, or use it as a context manager.
 
     Args:
-        reply: what to answer; called in a thread of the request's own. What it raises is answered with status 500.
+        reply: script; called in the request's own thread. An exception is answered with status 500.
 
     Attributes:
-        base_url: for `EndpointConfig`.
+        base_url: address for `EndpointConfig`.
         asked: all requests so far, in order of arrival.
-        most_at_once: how many requests were being answered at the same time, at most.
+        most_at_once: highest number of requests that were being answered at the same time.
     """
 
     def __init__(self, reply: Callable[[Asked], Reply]) -> None:
@@ -165,10 +165,10 @@ class LoopbackEndpoint:
         self._server.server_close()
         self._thread.join()
 
-    # --- what the handler of a request calls --------------------------------------------------------------------
+    # --- called by the handler of a request ---------------------------------------------------------------------
 
     def _answer_to(self, path: str, headers: Mapping[str, str], body: Any) -> tuple[Asked, Reply]:
-        """What the script says. The request counts as running until then, so before the client can know the answer."""
+        """The script's reply. The request stops counting as running before the client can receive the answer."""
         with self._lock:
             asked = Asked(len(self.asked), path, headers, body)
             self.asked.append(asked)
@@ -176,7 +176,7 @@ class LoopbackEndpoint:
             self.most_at_once = max(self.most_at_once, self._running)
         try:
             return asked, self._reply(asked)
-        except Exception as error:  # the script's boundary: a client sees it, and the test's assertions with it
+        except Exception as error:  # the script's boundary: the client, and so the test, sees the error
             return asked, Answers(500, {"error": {"message": f"the script raised {type(error).__name__}: {error}"}})
         finally:
             with self._lock:
@@ -209,7 +209,7 @@ class LoopbackEndpoint:
 
 
 def completion_body(says: Says, number: int = 0) -> dict[str, Any]:
-    """A completion as OpenAI's servers send it."""
+    """A completion in the form of OpenAI's servers."""
     message: dict[str, Any] = {"role": "assistant", "content": says.text or None}
     if says.reasoning:
         message["reasoning_content"] = says.reasoning
@@ -234,7 +234,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that left is no news; nothing else is raised here."""
+        """Ignores clients that disconnect; nothing else is raised here."""
 
 
 class _Handler(BaseHTTPRequestHandler):

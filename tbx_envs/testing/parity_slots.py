@@ -1,8 +1,8 @@
 """A toy in place of real environments: episodes of two turns that a policy of any size can learn in seconds.
 
-The user says a letter. Whatever the policy writes, the user says "again"; the episode ends with the second turn, or
-with one that was cut off. It passes when the last turn begins with a character of even code point, which random bytes
-do about one time in four. A task is `parity/<letter>/<number>`.
+The user says a letter, and "again" after the first turn; the episode ends with the second turn, or with one that was
+cut off. It passes when the last turn begins with a character of even code point, as random bytes do about one time in
+four. A task is `parity/<letter>/<number>`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class ParitySlots(EpisodeSlots):
     """The toy behind the interface of `EpisodeSlots`.
 
     Args:
-        num_slots: how many.
-        breaks: (uid, seed) -> True for episodes that a fault is to void at their first turn.
+        num_slots: number of slots.
+        breaks: (uid, seed) -> True for episodes that a fault voids at their first turn.
     """
 
     def __init__(self, num_slots: int, breaks: Callable[[str, int], bool] = lambda uid, seed: False) -> None:

@@ -1,7 +1,7 @@
-"""What a dataset's agent sees of its servers' tools: chosen, described and answered as scenario and agent file say.
+"""The tools that a dataset's agent sees: selected, described and answered as scenario and agent file specify.
 
-The agent's own built-in tools come first, then the servers' in the order of their registration; the scenario chooses
-among them, and its order means nothing. Reserved tools have no way in here.
+The agent's own built-in tools come first, then the servers' tools in registration order; the scenario selects among
+these, and its order is ignored. Reserved tools are never included.
 """
 
 from __future__ import annotations
@@ -15,19 +15,23 @@ from tbx_envs.thinkingbox.dataset.records import BuiltinTool, DatasetTask, ToolC
 from tbx_envs.tools.arguments import transport_problem
 from tbx_envs.tools.session import Answer, ServedTool, ServerSession
 
-# What the agent reads, as in the original, when a direct response cannot be made of a result.
+# The text that the agent reads, as in the original, when a result does not fit the template of its direct response.
 _NO_DIRECT_RESPONSE = "Error in function execution"
 
 
 class AgentTools:
     """The tools of one episode.
 
+    Args:
+        task: task of the episode.
+        session: its open servers.
+
     Attributes:
         dicts: OpenAI-function style dictionaries, in the order in which the agent reads them.
         ends_turn: names of the tools that end the conversation.
 
     Raises:
-        DomainError: the scenario names tools that no server has, or a server's tool is called like one of the agent's.
+        DomainError: the scenario names tools that no server has, or a server's tool has the name of an agent's tool.
     """
 
     def __init__(self, task: DatasetTask, session: ServerSession) -> None:
@@ -35,7 +39,7 @@ class AgentTools:
         self._choices: dict[str, ToolChoice | BuiltinTool] = {tool.name: tool for tool in task.builtin_tools}
         chosen = {choice.name: choice for choice in task.tools}
         served = [tool for tool in session.tools if tool.name in chosen]
-        _refuse_impossible(task, session, served)
+        _check_names(task, session, served)
         self.dicts = [_function_dict(tool.name, tool.description, tool.input_schema) for tool in task.builtin_tools]
         for tool in served:
             choice = chosen[tool.name]
@@ -53,13 +57,15 @@ class AgentTools:
         if problem is not None:
             return Answer(problem, "invalid")
         choice = self._choices.get(name)
-        if choice is None or isinstance(choice, BuiltinTool):  # a built-in tool that ends nothing does nothing
+        if choice is None or isinstance(
+            choice, BuiltinTool
+        ):  # the environment handles built-in tools that end the turn; others do nothing
             return Answer(f"Error: function '{name}' does not exist", "invalid")
         answer = self._session.call(name, dict(arguments))
         return answer if choice.direct_response is None else _with_direct_response(answer, choice.direct_response)
 
 
-def _refuse_impossible(task: DatasetTask, session: ServerSession, served: list[ServedTool]) -> None:
+def _check_names(task: DatasetTask, session: ServerSession, served: list[ServedTool]) -> None:
     there = [tool.name for tool in session.tools]
     problems = [
         f"the scenario '{task.scenario}' offers '{choice.name}', which no server has.{did_you_mean(choice.name, there)}"
@@ -76,7 +82,7 @@ def _refuse_impossible(task: DatasetTask, session: ServerSession, served: list[S
         raise DomainError(
             f"task {task.uid}: {len(problems)} problem(s) with its tools:\n  "
             + "\n  ".join(problems)
-            + f"\nServers: {', '.join(task.servers)}. Mend the scenario, the agent file or the servers."
+            + f"\nServers: {', '.join(task.servers)}. Fix the scenario, the agent file or the servers."
         )
 
 
@@ -86,7 +92,7 @@ def _function_dict(name: str, description: str, schema: Mapping[str, Any]) -> di
 
 
 def _described(tool: ServedTool, choice: ToolChoice) -> dict[str, Any]:
-    """The tool with the scenario's words instead of the server's; words for an argument that it lacks are dropped."""
+    """The tool with the scenario's descriptions instead of the server's; those of unknown arguments are dropped."""
     made = _function_dict(tool.name, tool.description, tool.input_schema)
     if choice.description is not None:
         made["function"]["description"] = choice.description
@@ -98,7 +104,7 @@ def _described(tool: ServedTool, choice: ToolChoice) -> dict[str, Any]:
 
 
 def _with_direct_response(answer: Answer, template: str) -> Answer:
-    """The answer, and the words for the user that its JSON object fills into the template."""
+    """The answer with its direct response: the template filled with the answer's JSON object."""
     try:
         direct = template.format(**json.loads(answer.text))
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError):

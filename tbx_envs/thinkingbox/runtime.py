@@ -1,7 +1,7 @@
-"""The runtime of a ThinkingBox dataset's task: its servers in processes of their own, its check in the warm worker.
+"""The runtime of a ThinkingBox dataset's task: its servers in processes of their own, its check in a warm worker.
 
-Server pools and check workers are shared by all episodes of a process and made when they are first needed. A process
-that was forked makes its own.
+Server pools and check workers are shared by all episodes of a process and made when they are first needed. A forked
+process makes its own.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DatasetSource:
     def grade_again(
         self, task: AnyTask, episode: Episode, options: EpisodeOptions
     ) -> tuple[CheckReport, dict[str, int]]:
-        """What the task's test says of the saved evidence: nothing is run again but the test."""
+        """The report of the task's test on the saved evidence: only the test runs again."""
         if episode.evidence is None:
             raise CheckFault(
                 f"task {episode.uid}: the episode was saved without evidence, so it cannot be graded again."
@@ -64,7 +64,7 @@ class DatasetSource:
         return report, judge_usage(judge)
 
     def task_hash(self, task: AnyTask) -> str:
-        """Over the task alone: its servers are programs of other people."""
+        """Hash of the task alone: its servers are programs of other people."""
         return content_hash(_of_dataset(task))
 
     def is_heldout_family(self, task: AnyTask) -> bool:
@@ -77,12 +77,12 @@ def _of_dataset(task: AnyTask) -> DatasetTask:
 
 
 class DatasetRuntime:
-    """See `tbx_envs.runtime.Runtime`.
+    """The runtime of a dataset's task (`tbx_envs.runtime.Runtime`).
 
     Raises:
         EnvironmentFault: a server did not start, or the user could not be made.
-        DomainError: what the task asks for does not exist.
-        ConfigError: there is no such judge, or no servers file.
+        DomainError: the task asks for something that does not exist.
+        ConfigError: no such judge, or the dataset has no servers file.
     """
 
     def __init__(self, task: DatasetTask, options: EpisodeOptions, seed: int) -> None:
@@ -107,7 +107,7 @@ class DatasetRuntime:
             raise
         self.opening: tuple[Message, ...] = _opening(filled)
         self.user_may_end: bool = getattr(self.user, "can_end", True)
-        # A user that may end gets one answer more, in which to do it.
+        # A user that may end the conversation gets one more answer to do so.
         self.user_turns = task.limits.user_turns + self.user_may_end
 
     @property
@@ -142,12 +142,12 @@ class DatasetRuntime:
         self._session.discard()
 
 
-# Sessions have no names here; test code that shows its session's gets what the original gives outside a session.
+# Sessions have no ids here; test code that reads one gets what the original gives outside a session.
 _NO_SESSION_ID = "00000000-0000-0000-0000-000000000000"
 
 
 def judge_usage(judge: Judge | None) -> dict[str, int]:
-    """The tokens of a judge that is a served model; nothing for others."""
+    """Token counts of a judge that is a served model; empty for others."""
     return usage_counts(judge.usage, "judge") if isinstance(judge, EndpointJudge) else {}
 
 
@@ -163,7 +163,7 @@ def judge_of(judge: Judge | str | None) -> Judge | None:
         case "yes":
             return YesJudge()
         case str():
-            raise ConfigError(f"there is no judge '{judge}'. Give none, yes, or a judge made with an endpoint.")
+            raise ConfigError(f"unknown judge '{judge}'. Give none, yes, or a judge made with an endpoint.")
     return judge.for_episode() if isinstance(judge, EndpointJudge) else judge
 
 
@@ -175,14 +175,18 @@ def grade(
     timeout_s: float,
     session: ServerSession | None = None,
 ) -> CheckReport:
-    """What the task's test says.
+    """The report of the task's test.
 
     Args:
-        evidence: what the test is given beyond the transcript (`Episode.evidence`).
-        session: the servers, for tests that ask them; None when they are gone.
+        task: task of the episode.
+        transcript: all messages.
+        evidence: input of the test beyond the transcript (`Episode.evidence`).
+        judge: judge for tests that ask one; None when none is configured.
+        timeout_s: time limit of the test.
+        session: servers of the episode, for tests that call them; None when they have ended.
 
     Raises:
-        CheckFault: the test crashed, took too long, or asked a judge that there is not.
+        CheckFault: the test crashed, took too long, or asked a judge although none is configured.
     """
     worker = _shared(("checks", timeout_s), lambda: CheckWorker(timeout_s=timeout_s))
     return worker.grade(
@@ -196,9 +200,9 @@ def grade(
 
 
 def _replay(task: DatasetTask, tools: AgentTools) -> list[str]:
-    """Executes the calls of the history again, in order; what was not done again.
+    """Execute the calls of the history again, in order; returns a warning for each one that was invalid.
 
-    Calls that could not be read the first time are `BadCall`s and were never executed.
+    Calls that could not be parsed the first time are `BadCall`s and were never executed.
     """
     builtin = {tool.name for tool in task.builtin_tools}
     warnings = []
@@ -212,7 +216,7 @@ def _replay(task: DatasetTask, tools: AgentTools) -> list[str]:
 
 
 def _filled_in(task: DatasetTask, init_result: Mapping[str, Any]) -> DatasetTask:
-    """The task with what the servers' init answered put into its texts, where it asks for that."""
+    """The task with the answers of its servers' init filled into its texts, where it asks for that."""
     if not task.format_query:
         return task
     own = task.test_instructions or ""
@@ -226,8 +230,8 @@ def _filled_in(task: DatasetTask, init_result: Mapping[str, Any]) -> DatasetTask
         )
     except (LookupError, ValueError, AttributeError) as error:
         raise DomainError(
-            f"task {task.uid} ({task.path}, line {task.line}): its texts cannot be filled with what the servers' init "
-            f"answered ({type(error).__name__}: {error}); there is {dict(init_result)}."
+            f"task {task.uid} ({task.path}, line {task.line}): its texts cannot be filled in with the answers of the "
+            f"servers' init ({type(error).__name__}: {error}), which are {dict(init_result)}. Fix the texts."
         ) from error
 
 
@@ -237,17 +241,17 @@ def _opening(task: DatasetTask) -> tuple[Message, ...]:
 
 
 def _user(task: DatasetTask, options: EpisodeOptions, seed: int) -> User | None:
-    """The simulated user; nobody when none is configured or the task gives it no context."""
+    """The simulated user; None when none is configured or the task gives it no context."""
     if options.user is None or not task.user_context:
         return None
     try:
         return options.user(task, None, seed)
     except UserFault:
         raise
-    except Exception as error:  # the episode boundary: whatever making a user raises voids the episode
+    except Exception as error:  # the episode boundary: any error in making a user voids the episode
         raise UserFault(
             f"task {task.uid}: making the simulated user raised {type(error).__name__}: {error}. The episode is void; "
-            f"fix it."
+            f"fix the cause."
         ) from error
 
 
@@ -282,7 +286,7 @@ def _shared(key: tuple[Any, ...], make: Callable[[], T]) -> T:
 
 
 def close_shared() -> None:
-    """End the server pools and check workers of this process; the next episode makes new ones."""
+    """Close the server pools and check workers of this process; the next episode makes new ones."""
     with _lock:
         mine = [key for key in _resources if key[0] == os.getpid()]
         ending = [_resources.pop(key) for key in mine]
@@ -291,7 +295,7 @@ def close_shared() -> None:
 
 
 def _renew_lock() -> None:
-    """In a forked child: another thread of the parent may have held the lock, and nobody would ever release it."""
+    """In a forked child: a thread of the parent may have held the lock, and nothing would ever release it here."""
     global _lock
     _lock = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""Arguments of a call: coerced where harmless, checked against the tool's schema, refused in our own words.
+"""Arguments of a call: coerced where harmless, checked against the tool's schema, rejected with our own wording.
 
 What is coerced, and nothing else:
 
@@ -10,11 +10,11 @@ What is coerced, and nothing else:
     array         '["a", "b"]' (text that is a JSON array)    ["a", "b"], then each item as above
     optional      null                                        not given
 
-Everything that SQLite or a transport could not carry is refused here, so that no text a policy writes can
-break a tool: integers beyond 64 bits, NaN and infinities, lone surrogates, objects that have no JSON form.
+Everything that SQLite or a transport could not carry is rejected here, so that no text a policy writes can break a
+tool: integers beyond 64 bits, NaN and infinities, lone surrogates, objects that have no JSON form.
 
-The words are read by the model, so they never contain text of a library (`tests/tbx_envs/tools/test_arguments.py`
-pins them): jsonschema decides, this module says it.
+The model reads these messages, so they never contain text of a library (`tests/tbx_envs/tools/test_arguments.py` pins
+them): jsonschema decides, this module words the result.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
+from jsonschema.protocols import Validator
 from jsonschema.validators import extend
 
 from tbx_envs.errors import did_you_mean
@@ -36,18 +37,18 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}(\.[0-9]{1,19})?([eE][+-]?[0-9]{1,3})?")
 _INT64 = 2**63
 _SHOWN = 60  # characters of a wrong value that an answer repeats
-_DEEPEST = 20  # nesting beyond this is refused before anything recursive sees it
+_DEEPEST = 20  # nesting beyond this is rejected before any recursive code sees it
 
 
 class InvalidCall(Exception):
-    """A call that was not made: its name or its arguments are wrong. The message is read by the model."""
+    """A call that was not made, since its name or its arguments are wrong. The model reads the message."""
 
 
 def find_tool(tools: Mapping[str, Tool], name: Any) -> Tool:
-    """The tool of that name.
+    """The tool with that name.
 
     Raises:
-        InvalidCall: there is none; names the nearest and lists all.
+        InvalidCall: there is no such tool; the message names the nearest and lists all.
     """
     if isinstance(name, str) and name in tools:
         return tools[name]
@@ -59,11 +60,11 @@ def checked_arguments(tool: Tool, arguments: Any) -> dict[str, Any]:
     """New arguments for `tool.function`: coerced and valid.
 
     Raises:
-        InvalidCall: with all problems of the call at once.
+        InvalidCall: the arguments are wrong; the message lists all problems at once.
     """
     if not isinstance(arguments, Mapping):
         problem = f"Arguments must be a JSON object, got {_shown(arguments)}."
-        raise InvalidCall(_refusal(tool, [problem]))
+        raise InvalidCall(_rejection(tool, [problem]))
     properties: Mapping[str, Any] = tool.input_schema.get("properties", {})
     required: Sequence[str] = tool.input_schema.get("required", ())
     known: dict[str, Any] = {}
@@ -82,12 +83,12 @@ def checked_arguments(tool: Tool, arguments: Any) -> dict[str, Any]:
     problems += [f"{name} is required and missing." for name in required if name not in arguments]
     problems += [_problem(error) for error in _validator(tool).iter_errors(known) if error.validator != "required"]
     if problems:
-        raise InvalidCall(_refusal(tool, problems))
+        raise InvalidCall(_rejection(tool, problems))
     return known
 
 
 def transport_problem(name: Any, arguments: Any) -> str | None:
-    """Why a call cannot even be sent to a server, or None. Servers check the rest (`checked_arguments`)."""
+    """Why a call cannot be sent to a server, or None. Servers check the rest (`checked_arguments`)."""
     if not isinstance(name, str) or (unfit := _cannot_be_carried(name)):
         return f"There is no tool {_shown(name)}."
     if not isinstance(arguments, Mapping):
@@ -107,11 +108,11 @@ _Validator = extend(
         "integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool)
     ),
 )
-_validators: dict[int, tuple[Tool, Any]] = {}
+_validators: dict[int, tuple[Tool, Validator]] = {}
 
 
-def _validator(tool: Tool) -> Any:
-    """Compiled once per tool. Keyed by identity (schemas do not hash); the tool beside it pins the id."""
+def _validator(tool: Tool) -> Validator:
+    """The tool's validator, compiled once. Keyed by identity (schemas do not hash); the stored tool pins the id."""
     entry = _validators.get(id(tool))
     if entry is None or entry[0] is not tool:
         entry = _validators[id(tool)] = (tool, _Validator(dict(tool.input_schema)))
@@ -119,7 +120,7 @@ def _validator(tool: Tool) -> Any:
 
 
 def _cannot_be_carried(value: Any, depth: int = 0) -> str | None:
-    """What makes `value` unfit for a tool (to be read after the argument's name), or None."""
+    """Why `value` cannot be passed to a tool (worded to follow the argument's name), or None."""
     match value:
         case None | bool():
             return None
@@ -152,7 +153,7 @@ def _coerced(schema: Mapping[str, Any], value: Any) -> Any:
             text = value.strip()
             if _INTEGER.fullmatch(text) and -_INT64 <= int(text) < _INT64:
                 return int(text)
-        case "integer", float() if value.is_integer() and abs(value) < 2**53:  # beyond, a float skips integers
+        case "integer", float() if value.is_integer() and abs(value) < 2**53:  # beyond that, floats skip integers
             return int(value)
         case "number", str():
             text = value.strip()
@@ -179,7 +180,7 @@ def _coerced_array(schema: Mapping[str, Any], text: str) -> Any:
     return [_coerced(schema.get("items", {}), item) for item in items]
 
 
-def _refusal(tool: Tool, problems: Sequence[str]) -> str:
+def _rejection(tool: Tool, problems: Sequence[str]) -> str:
     properties = tool.input_schema.get("properties", {})
     required = tool.input_schema.get("required", ())
     described = [
@@ -190,13 +191,14 @@ def _refusal(tool: Tool, problems: Sequence[str]) -> str:
 
 
 def _problem(error: ValidationError) -> str:
-    """One problem that jsonschema found, in our words."""
+    """One problem that jsonschema found, in our own wording."""
     path = "".join(f"[{part}]" if isinstance(part, int) else str(part) for part in error.absolute_path)
     wanted = _wanted(error.schema) if isinstance(error.schema, Mapping) else "something else"
     if error.validator in ("type", "enum"):
         near = ""
         if error.validator == "enum" and isinstance(error.instance, str):
-            near = did_you_mean(error.instance, [option for option in error.validator_value if isinstance(option, str)])
+            options = error.validator_value if isinstance(error.validator_value, list) else []
+            near = did_you_mean(error.instance, [option for option in options if isinstance(option, str)])
         return f"{path or 'The object'} must be {wanted}, got {_shown(error.instance)}.{near}"
     rule = f"{error.validator} {_shown(error.validator_value)}"
     return f"{path or 'The object'} breaks the rule {rule}, got {_shown(error.instance)}."
@@ -220,7 +222,7 @@ def _shown_key(key: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """`value` as JSON, cut to `_SHOWN` characters; never fails, never has half a surrogate pair."""
+    """`value` as JSON, cut to `_SHOWN` characters; never raises, never contains half of a surrogate pair."""
     if isinstance(value, str):
         value = value[: _SHOWN + 1]
     elif not isinstance(value, bool | int | float | None) and _cannot_be_carried(value):

@@ -1,4 +1,4 @@
-"""One call of a tool in one transaction: what every backend and the replay of expected calls share."""
+"""One call of a tool in one transaction, shared by every backend and the replay of expected calls."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tbx_envs.tools.tool import Tool, ToolContext, ToolRejection
 
 
 def answer_call(tools: Mapping[str, Tool], db: Connection, clock: WorldClock, name: Any, arguments: Any) -> Answer:
-    """Validate, run, and commit when the tool succeeded; anything else leaves the database as it was.
+    """Validate and run a call; commit if the tool succeeded, otherwise leave the database as it was.
 
     Raises:
-        ToolFault: the tool raised anything but `ToolRejection`, or returned what has no JSON form.
+        ToolFault: the tool raised anything but `ToolRejection`, or returned a value without a JSON form.
     """
     try:
         tool = find_tool(tools, name)
@@ -34,7 +34,7 @@ def answer_call(tools: Mapping[str, Tool], db: Connection, clock: WorldClock, na
         return Answer(text, "ok")
     except ToolRejection as rejection:
         return Answer(str(rejection), "rejected")
-    except (Exception, SystemExit) as error:  # the episode boundary: whatever a tool raises voids the episode
+    except (Exception, SystemExit) as error:  # the episode boundary: anything else voids the episode
         raise ToolFault(
             f"tool {name} called with {checked!r} raised {type(error).__name__}: {error}. The episode is "
             f"void. Fix the tool; to say no, it raises ToolRejection."
@@ -45,7 +45,7 @@ def answer_call(tools: Mapping[str, Tool], db: Connection, clock: WorldClock, na
 
 
 def _as_text(result: Any) -> str:
-    """What the model reads: text as it is, anything else as JSON in the order the tool wrote it."""
+    """The text for the model: text as it is, anything else as JSON in the order in which the tool wrote it."""
     if isinstance(result, str):
         return result
     return json.dumps(result, ensure_ascii=False, allow_nan=False)

@@ -1,4 +1,4 @@
-"""The time inside a world. Nothing else in tbx_envs reads a wall clock for anything that an agent sees."""
+"""The time inside a world. No wall clock is read for anything that an agent sees."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import datetime
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorldClock:
-    """A clock that stands still at the moment the world was made, so that answers never depend on today.
+    """A clock that stands still at the moment when its world was created, so that answers never depend on today.
 
     Attributes:
-        now: the moment, without a time zone: local time of the business.
+        now: moment without a time zone, in local time of the business.
     """
 
     now: datetime.datetime

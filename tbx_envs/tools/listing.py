@@ -1,8 +1,7 @@
-"""Tools as a policy reads them: one canonical form, whatever the transport did to the order of keys.
+"""Tools as a policy reads them: one canonical form, independent of the transport.
 
-The order of tools is the server's, which survives every transport. The keys of a schema and its properties
-are put into a stated order here, since JSON libraries on the way are free to change it and a prompt is made
-of it.
+The order of tools is the server's, which every transport keeps. The keys and properties of a schema get a fixed order
+here, since JSON libraries on the way may change it and prompts are made from the result.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ def domain_function_dicts(tools: tuple[Tool, ...]) -> list[dict[str, Any]]:
     return list(pickle.loads(entry[1]))
 
 
-# The dictionaries of a domain's tools, pickled since that is the fastest deep copy; every reset needs new
-# ones. Keyed by identity (schemas do not hash); the tuple kept beside it pins the id.
+# The dictionaries of a domain's tools, pickled because that is the fastest deep copy, and every reset needs new ones.
+# Keyed by identity (schemas do not hash); the stored tuple pins the id.
 _pickled: dict[int, tuple[tuple[Tool, ...], bytes]] = {}
 
 
 def canonical_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A deep copy with keys in the order `_KEYS`, others after them by name.
+    """A deep copy with keys in the order of `_KEYS`, then other keys by name.
 
-    Properties come in the order of `required`, then the optional ones by name.
+    Properties are in the order of `required`, then the optional ones by name.
     """
     copy: dict[str, Any] = {}
     for key in sorted(schema, key=lambda key: (_KEYS.index(key) if key in _KEYS else len(_KEYS), key)):

@@ -29,12 +29,12 @@ _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 
 class ToolRejection(Exception):
-    """A tool says no. The message is read by the model: an answer, not a fault."""
+    """A tool rejects a call. The model reads the message: it is an answer, not a fault."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ToolContext:
-    """What a tool may touch: the episode's database (one transaction per call, committed by the caller) and clock."""
+    """What a tool may use: the episode's database (one transaction per call, committed by the caller) and clock."""
 
     db: Connection
     clock: WorldClock
@@ -45,11 +45,11 @@ class Tool:
     """A tool as the agent sees it, and the function behind it.
 
     Attributes:
-        name: unique within a domain.
-        description: read by the model; a change of it is a change of the benchmark.
+        name: tool name, unique within a domain.
+        description: text that the model reads; changing it changes the benchmark.
         input_schema: JSON schema of the arguments; treated as immutable.
         mutates: True when a successful call changes a row.
-        function: called as `function(context, **arguments)` with validated arguments.
+        function: implementation, called as `function(context, **arguments)` with validated arguments.
     """
 
     name: str
@@ -65,8 +65,11 @@ def tool(*, mutates: bool) -> Callable[[Callable[..., Any]], Tool]:
     Parameters may be `str`, `int`, `float`, `bool`, `Literal[...]` of strings, `list` of one of these, or any of
     them `| None` with default None.
 
+    Args:
+        mutates: True when a successful call changes a row.
+
     Raises:
-        DomainError: a parameter without a description, or of a type that has no schema here.
+        DomainError: a parameter has no description, or a type without a schema.
     """
 
     def declare(function: Callable[..., Any]) -> Tool:

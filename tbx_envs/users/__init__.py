@@ -1,4 +1,4 @@
-"""Simulated users: who answers the agent's messages."""
+"""Simulated users, which answer the agent's messages."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tbx_envs.messages import Transcript
 
 
 class User(Protocol):
-    """Answers the agent; made anew for each episode."""
+    """A simulated user; each episode gets a new one."""
 
     def answer(self, transcript: Transcript) -> str:
-        """What the user says to the agent's last message; ends with `<DONE>` to end the conversation.
+        """The user's answer to the agent's last message; ends with `<DONE>` to end the conversation.
 
         Raises:
-            UserFault: no answer could be made; the episode is void.
+            UserFault: there is no answer; the episode is void.
         """
         ...

@@ -1,9 +1,8 @@
-"""A served model plays the user.
+"""A simulated user that is a served model.
 
-Each answer is asked for with a prompt of two messages, made anew from the transcript: the rules, and what the user
-has read, said and knows. What the agent wrote cannot break out of its place in it: the marks of the prompt and
-`<DONE>` are escaped in everything that is put in, and lines after the first are indented, so that none looks like the
-beginning of a message.
+Each request has a prompt of two messages, built from the transcript: the rules, and what the user has read, said and
+knows. The agent's text cannot break out of its place in the prompt: the prompt's marks and `<DONE>` are escaped in
+everything that is inserted, and lines after the first are indented, so that none looks like the beginning of a message.
 """
 
 from __future__ import annotations
@@ -79,20 +78,21 @@ _MARKS = re.compile(rf"<(?=\s*/?\s*(?:{CONVERSATION}|{KNOWLEDGE}|{MESSAGE}|{DONE
 _SPEAKER = {"user": "User", "assistant": "Assistant"}
 _LABEL = re.compile(r"(?:user|assistant|system|customer)\s*:\s*", re.IGNORECASE)
 _QUOTES = ('""', "''", "“”", "‘’")
-_SEEDS = 2**31  # some servers take no larger ones
+_SEEDS = 2**31  # some servers reject larger seeds
 
 
 class ModelUser:
     """One user for one episode (`tbx_envs.users.User`).
 
     Args:
-        endpoint: the model that plays it.
-        user_context: what it knows and wants, in words.
-        can_end: it may end the conversation; otherwise only the agent does, and a `<DONE>` of the model is taken out.
-        seed: of the model's sampling; None sends none.
+        endpoint: endpoint of the model.
+        user_context: what the user knows and wants, in words.
+        can_end: whether the user may end the conversation; otherwise only the agent does, and `<DONE>` is removed from
+            the model's answers.
+        seed: seed of the model's sampling; None sends no seed.
 
     Attributes:
-        can_end: as given.
+        can_end: whether the user may end the conversation.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class ModelUser:
         return self._usage
 
     def answer(self, transcript: Transcript) -> str:
-        """What the user says to the agent's last message.
+        """The user's answer to the agent's last message.
 
         Raises:
             UserFault: the endpoint gave no usable answer, or a token limit cut it off.
-            ConfigError: the endpoint refuses everybody (a wrong key, address or model): no episode can be played.
+            ConfigError: the endpoint answers no request (a wrong key, address or model), so no episode can run.
         """
         number = sum(isinstance(message, Text) and message.role == "user" for message in transcript)
         seed = None if self._seed is None else derive(self._seed, "user", number) % _SEEDS
@@ -135,7 +135,7 @@ class ModelUser:
 
 
 def user_prompt(transcript: Transcript, user_context: str | None, *, can_end: bool) -> list[dict[str, str]]:
-    """The two messages that ask for the user's next one."""
+    """The two messages of the prompt for the user's next message."""
     spoken = list(_spoken(transcript))
     last = spoken[-1][1] if spoken and spoken[-1][0] == "assistant" else ""
     rules = _RULES + (_MAY_END if can_end else _GOES_ON)
@@ -149,7 +149,7 @@ def user_prompt(transcript: Transcript, user_context: str | None, *, can_end: bo
 
 
 def escaped(text: str) -> str:
-    """The text without anything that reads as a mark of the prompt."""
+    """The text with everything escaped that would read as a mark of the prompt."""
     return _MARKS.sub("&lt;", text.strip())
 
 
@@ -158,7 +158,7 @@ def _indented(text: str) -> str:
 
 
 def _spoken(transcript: Transcript) -> Iterator[tuple[str, str]]:
-    """(role, words) of what the user can see: what both have said, words beside calls included."""
+    """(role, text) of what the user can see: all that both have said, including text beside calls."""
     for message in transcript:
         if isinstance(message, Turn):
             role, text = "assistant", message.text
@@ -171,7 +171,7 @@ def _spoken(transcript: Transcript) -> Iterator[tuple[str, str]]:
 
 
 def _said(completion: Completion, can_end: bool) -> str:
-    """What the model wrote as a user's message: reasoning, a role in front and quotation marks around taken off."""
+    """The completion as a user's message, without reasoning, a leading role and enclosing quotation marks."""
     _, text = split_reasoning(completion.text, r"(?!)", lambda raw, start: None)
     text = text.strip()
     if not can_end:
@@ -184,7 +184,7 @@ def _said(completion: Completion, can_end: bool) -> str:
 
 
 def user_context_of(task: Task) -> str:
-    """What the user of a built-in task knows and wants, in words for a model."""
+    """What the user of a built-in task knows and wants, as text for a model."""
     context = task.user
     lines = [f"You want this: {context.request}"]
     if context.facts:

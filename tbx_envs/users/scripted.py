@@ -1,15 +1,15 @@
 """The scripted user: answers what it is asked from its private facts, and nothing else.
 
-To one message of the agent it answers, in this order:
+It answers a message of the agent as follows, in this order:
 
-1. every topic that is asked for (`Domain.topics`): the fact, or "I don't know" when it has none; and every
-   request to confirm something in particular (`Domain.consents`): yes or no, as its context says;
-2. with none of these, when the agent asks whether there is anything else *and* has made a call that a tool
-   answered since the user last spoke: it ends the conversation;
-3. otherwise, any other request to confirm (`"default"` of `Domain.consents`): yes or no, as its context says;
-4. otherwise it says its request again.
+1. every topic that is asked for (`Domain.topics`): the fact, or "I don't know" when it has none; and every request to
+   confirm something in particular (`Domain.consents`): yes or no, according to its context;
+2. with none of these, when the agent asks whether there is anything else *and* has made a call that a tool answered
+   since the user's last message: it ends the conversation;
+3. otherwise, any other request to confirm (`"default"` of `Domain.consents`): yes or no, according to its context;
+4. otherwise it repeats its request.
 
-Wording varies with the seed and the number of the answer, and with nothing else.
+Wording depends on the seed and the number of the answer only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tbx_envs.messages import DONE_MARK, Text, ToolResult, Transcript, Turn
 from tbx_envs.seeding import rng
 from tbx_envs.task import Task
 
-DEFAULT = "default"  # the consent that answers what no other pattern finds
+DEFAULT = "default"  # the consent for requests that no other pattern matches
 ANYTHING_ELSE = re.compile(r"\b(any\s?thing|something) (else|more)\b|\bwas that all\b|\bis that all\b", re.IGNORECASE)
 
 _UNKNOWN = ("I don't know.", "I'm sorry, I don't know that.", "That I don't know.")
@@ -98,7 +98,7 @@ class ScriptedUser:
         return random_.choice(self._domain.topics[topic].phrasings).replace("{value}", value)
 
     def _decisions(self, asked: Iterable[str], random_: random.Random) -> Iterable[str]:
-        """An answer to each request to confirm; when several differ, each says what it is about."""
+        """An answer to each request to confirm; when the answers differ, each names its topic."""
         consents = self._context.consents
         decisions = {topic: consents.get(topic, consents.get(DEFAULT)) for topic in asked}
         if len(set(decisions.values())) <= 1:
@@ -114,7 +114,7 @@ def _wordings(decision: bool | None) -> tuple[str, ...]:
 
 
 def _found(said: str, patterns: Mapping[str, str]) -> list[str]:
-    """Names whose pattern is found, in the order in which they first stand in `said`."""
+    """Names whose pattern is found in `said`, in order of first match."""
     starts = {name: match.start() for name, pattern in patterns.items() if (match := _compiled(pattern).search(said))}
     return sorted(starts, key=lambda name: starts[name])
 
@@ -129,7 +129,7 @@ def _last_words(transcript: Transcript) -> str:
 
 
 def _acted_since_last_answer(transcript: Transcript) -> bool:
-    """True when a call that reached a tool came after the user's last words."""
+    """True when the agent made a call that reached a tool after the user's last message."""
     for message in reversed(transcript):
         if isinstance(message, Text) and message.role == "user":
             return False

@@ -1,1 +1,1 @@
-"""Small web servers on loopback: who may ask, and how they run."""
+"""Small web servers: access control, addresses, and running an application in a thread or in the foreground."""

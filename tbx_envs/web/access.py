@@ -1,8 +1,8 @@
-"""Who may ask what of `tbx serve`: a harness everything, an agent only its tools.
+"""Access control of `tbx serve`: a harness may do everything, an agent may only call its tools.
 
-Two bearer tokens, the privileged one for the harness and the agent's. With neither (loopback only) whoever connects is
-taken for a harness, but reserved tools stay closed, since nothing tells a harness from its agent then. The scope of a
-request that passed says in `state["privileged"]` whether the privileged token came with it.
+There are two bearer tokens, the harness's privileged one and the agent's. Without tokens (loopback only) every client
+counts as a harness, but reserved tools stay closed, since nothing distinguishes a harness from its agent. The scope of
+a request that passed has `state["privileged"]`: whether it came with the privileged token.
 """
 
 from __future__ import annotations
@@ -29,10 +29,14 @@ LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Access:
-    """The tokens; None where there is none.
+    """The tokens that grant access.
+
+    Attributes:
+        privileged_token: token of the harness; None when access needs no token.
+        agent_token: token of the agent; None when it has none.
 
     Raises:
-        ConfigError: an agent's token without a privileged one, or the same for both.
+        ConfigError: an agent's token without a privileged one, or the same token for both.
     """
 
     privileged_token: str | None = dataclasses.field(default=None, repr=False)
@@ -41,14 +45,14 @@ class Access:
     def __post_init__(self) -> None:
         if self.agent_token is not None and self.privileged_token is None:
             raise ConfigError(
-                "there is a token for the agent but none for the harness, which could do nothing then. Give the "
+                "there is a token for the agent but none for the harness, which would have no access. Give the "
                 "privileged token as well."
             )
         if self.agent_token is not None and self.agent_token == self.privileged_token:
             raise ConfigError("the agent's token and the privileged token are the same. Give two different ones.")
 
     def allows(self, token: str | None) -> tuple[bool, bool]:
-        """(may pass at all, is privileged) for the token of a request, None when it has none."""
+        """(is allowed, is privileged) for the token of a request, which is None when the request has none."""
         if self.privileged_token is None:
             return True, False
         privileged = _same(token, self.privileged_token)
@@ -62,15 +66,21 @@ def _same(given: str | None, wanted: str | None) -> bool:
 def read_token(
     purpose: str, *, variable: str | None, file: Path | None, environ: Mapping[str, str] = os.environ
 ) -> str | None:
-    """The token in a named environment variable or a file; None when neither is named.
+    """The token in an environment variable or a file; None when neither is named.
 
-    A token is no argument of a command line, where every user of the machine can read it.
+    Tokens are not passed on the command line, where every user of the machine can read them.
+
+    Args:
+        purpose: which token it is, for messages.
+        variable: name of the environment variable.
+        file: path of the file.
+        environ: environment to read.
 
     Raises:
-        ConfigError: both are named, or there is no usable token in it.
+        ConfigError: both are named, or the one that is named holds no usable token.
     """
     if variable is not None and file is not None:
-        raise ConfigError(f"the {purpose} token is asked for in variable {variable} and in {file}. Name one of them.")
+        raise ConfigError(f"the {purpose} token is to be read from variable {variable} and from {file}. Name only one.")
     if variable is not None:
         place, text = f"environment variable {variable}", environ.get(variable, "")
     elif file is not None:
@@ -91,7 +101,7 @@ def read_token(
 
 
 class Gate:
-    """ASGI middleware: lets pass what `Access` allows, and nothing that a web page sent."""
+    """ASGI middleware: passes requests that `Access` allows, and none that a web page sent."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access
@@ -102,24 +112,24 @@ class Gate:
             return
         headers, path = Headers(scope=scope), scope["path"].rstrip("/")
         allowed, privileged = self._access.allows(_token(headers.get("authorization", "")))
-        refusal: Response | None = None
-        if not _from_here(headers.get("origin")):
-            refusal = _refused(403, "Forbidden: a web page of another origin may not use this server.")
+        denial: Response | None = None
+        if not _is_local(headers.get("origin")):
+            denial = _denied(403, "Forbidden: a web page of another origin may not use this server.")
         elif path in OPEN_PATHS:
             pass
         elif not allowed:
-            refusal = _refused(401, "Unauthorized")
+            denial = _denied(401, "Unauthorized")
         elif self._access.privileged_token is not None and not privileged and path not in AGENT_PATHS:
-            refusal = _refused(403, f"Forbidden: {path} needs the privileged token; this is the agent's.")
-        if refusal is not None:
-            await refusal(scope, receive, send)
+            denial = _denied(403, f"Forbidden: {path} needs the privileged token; this is the agent's.")
+        if denial is not None:
+            await denial(scope, receive, send)
             return
         scope.setdefault("state", {})["privileged"] = privileged
         await self._app(scope, receive, send)
 
 
 def _token(authorization: str) -> str | None:
-    """Of `Bearer token`; also of `Basic`, which is what clients make of `http://name:token@host`."""
+    """The token of a `Bearer` header; also of `Basic`, which clients send for `http://name:token@host`."""
     kind, _, value = authorization.partition(" ")
     if kind.lower() == "bearer":
         return value.strip()
@@ -131,8 +141,8 @@ def _token(authorization: str) -> str | None:
     return None
 
 
-def _from_here(origin: str | None) -> bool:
-    """Browsers name the page that sends a request; programs do not."""
+def _is_local(origin: str | None) -> bool:
+    """Whether a request comes from a page of this machine or from no page; only browsers send an `Origin`."""
     if origin is None:
         return True
     try:
@@ -141,7 +151,7 @@ def _from_here(origin: str | None) -> bool:
         return False
 
 
-def _refused(status: int, message: str) -> JSONResponse:
+def _denied(status: int, message: str) -> JSONResponse:
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
     content = {"success": False, "error": message, "content": {"type": "string", "value": message}}
     return JSONResponse(content, status_code=status, headers=headers)

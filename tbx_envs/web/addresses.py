@@ -1,4 +1,4 @@
-"""Addresses of this machine."""
+"""Addresses of this machine: which are loopback, and their URLs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine reach the address."""
+    """True when only programs of this machine can reach the address."""
     if host == "localhost":
         return True
     try:
@@ -16,4 +16,5 @@ def is_loopback(host: str) -> bool:
 
 
 def url(host: str, port: int) -> str:
+    """URL of a server; IPv6 addresses get their brackets."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

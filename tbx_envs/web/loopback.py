@@ -1,6 +1,6 @@
-"""A web application on a port: in a thread until it is closed, or in the foreground until somebody stops it.
+"""Serves a web application: in a thread until it is closed, or in the foreground until it is stopped.
 
-The port is bound before anything else happens, so that a taken one is an error of its own and port 0 is known.
+The port is bound before anything else happens, so that a port in use is a separate error and port 0 is resolved.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from tbx_envs.errors import ConfigError
 from tbx_envs.web import addresses
 
-# Connections that clients keep open; longer than they use to keep them, so that none is cut while it is used.
+# How long idle connections stay open; longer than clients usually keep them, so that none is cut while in use.
 _KEEP_ALIVE_S = 75
-# How long requests in progress may go on once the server is told to stop.
+# How long requests in progress may take once the server is told to stop.
 _LAST_REQUESTS_S = 1
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that is bound and listens; port 0 takes a free one.
+    """A bound, listening socket; port 0 takes a free one.
 
     Raises:
-        ConfigError: the address does not exist here, or the port is taken.
+        ConfigError: the address does not exist on this machine, or the port is in use.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -41,16 +41,17 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
+    """URL of a listening socket."""
     return addresses.url(*listener.getsockname()[:2])
 
 
 @contextlib.contextmanager
-def in_thread(app: Any, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-    """Serves an ASGI application from a thread; yields its URL. On leaving, application and thread have ended.
+def in_thread(app: ASGIApp, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+    """Serve an ASGI application from a thread; yields its URL. On exit, application and thread have ended.
 
     Raises:
-        ConfigError: see `bind`.
-        RuntimeError: the application did not start; its own log says why.
+        ConfigError: the port cannot be bound (`bind`).
+        RuntimeError: the application did not start; see its own log.
     """
     listener = bind(host, port)
     url = url_of(listener)
@@ -68,21 +69,26 @@ def in_thread(app: Any, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]
         thread.join()
 
 
-def until_stopped(app: Any, listener: socket.socket, started: Callable[[], None]) -> None:
-    """Serves in the foreground until SIGINT or SIGTERM; `started` is called when requests are answered.
+def until_stopped(app: ASGIApp, listener: socket.socket, started: Callable[[], None]) -> None:
+    """Serve an ASGI application in the foreground until SIGINT or SIGTERM.
+
+    Args:
+        app: application to serve.
+        listener: socket from `bind`.
+        started: callback for the moment when requests are answered.
 
     Raises:
-        RuntimeError: the application did not start; its own log says why.
+        RuntimeError: the application did not start; see its own log.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    # Once it has ended the application, uvicorn raises the signal again: it must not end the process then.
+    # After ending the application, uvicorn raises the signal again, which must not end the process.
     kept = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     server = _Server(app, started)
     try:
-        with contextlib.suppress(SystemExit), listener:  # uvicorn's way to say that the application did not start
+        with contextlib.suppress(SystemExit), listener:  # uvicorn exits when the application did not start
             server.run(sockets=[listener])
     except KeyboardInterrupt:
         return
@@ -94,13 +100,13 @@ def until_stopped(app: Any, listener: socket.socket, started: Callable[[], None]
 
 
 class _Server(uvicorn.Server):
-    """Says when it has started."""
+    """A server that reports when it has started."""
 
-    def __init__(self, app: Any, on_started: Callable[[], None]) -> None:
+    def __init__(self, app: ASGIApp, on_started: Callable[[], None]) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                log_config=None,  # logging is the program's; uvicorn would set up handlers of its own
+                log_config=None,  # the program configures logging; uvicorn would add its own handlers
                 log_level="warning",
                 access_log=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
@@ -115,7 +121,7 @@ class _Server(uvicorn.Server):
             self._on_started()
 
     def run_and_release(self, listener: socket.socket, waited_for: threading.Event) -> None:
-        """For a thread: whoever waits for the start is let go whatever happens."""
+        """Run in a thread; `waited_for` is set once the server has started, and also when it ends."""
         try:
             with contextlib.suppress(SystemExit), listener:
                 self.run(sockets=[listener])

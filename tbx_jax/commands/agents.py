@@ -1,6 +1,6 @@
-"""A policy model as a agent: what `tbx evaluate` and `tbx pool` use for a policy's folder.
+"""The agent of a policy's weights, which `tbx evaluate` and `tbx pool` use for a policy's folder.
 
-Evaluation runs the very code that rollouts run, so a policy is measured as it was trained.
+Evaluation runs the same code as rollouts, so a policy is measured as it was trained.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from tbx_jax.sampler.sampler import Sampler
 
 
 class CheckpointAgent:
-    """Plays attempts with the policy of a folder, many episodes together.
+    """Runs attempts with the policy of a folder, many episodes together.
 
     Args:
-        policy: a folder that `tbx_jax.policies.weights.save_policy` wrote, or the name of a shipped policy.
-        sampling: temperature, limits, how many episodes are in flight together.
-        mesh: devices and rules.
-        seed: of the sampler; an attempt's own seed counts as well.
-        compute_dtype: of the computation; None is the one that the policy names.
-        options: how every episode is set up; None is the defaults.
+        policy: folder that `tbx_jax.policies.weights.save_policy` wrote, or name of a shipped policy.
+        sampling: temperature, limits and number of episodes in flight.
+        mesh: devices and sharding rules.
+        seed: seed of the sampler, used together with the seed of each attempt.
+        compute_dtype: type of the computation; None is the policy's own.
+        options: options of every episode; None is the defaults.
 
     Raises:
         CheckpointError: no such policy, or its files do not fit.
-        ConfigError: the policy, its chat template, the sampling and the mesh do not go together.
+        ConfigError: the policy, its chat template, the sampling and the mesh do not fit together.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class CheckpointAgent:
         )
 
     def run(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
-        """One episode for each attempt, in the order in which they end; void ones too."""
+        """One episode for each attempt, as they end, including void ones."""
         slots = EpisodeSlots(self._sampling.episodes_in_flight, self._options)
         try:
             for rollout in run_attempts(

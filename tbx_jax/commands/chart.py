@@ -1,6 +1,6 @@
-"""The picture of a demo run: how the pass rate grew in training, and held-out tasks before and after.
+"""The chart of a demo run: pass rate during training, and on held-out tasks before and after it.
 
-Needs matplotlib (the `demo` extra); nothing else of tbx does.
+The only module that needs matplotlib (the `demo` extra).
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from tbx_envs.errors import ConfigError
 
 _BEFORE, _AFTER = "#b9c2cc", "#1f6f8b"
 _SMOOTHING = 5  # steps on either side of a point of the smooth line
@@ -24,25 +22,20 @@ def draw_demo(
     unseen: Collection[str],
     attempts: int,
 ) -> None:
-    """Writes the picture as PNG.
+    """Writes the chart as PNG.
 
     Args:
-        path: of the file.
+        path: path of the file.
         metrics: rows of the training's `metrics.jsonl`; `pass_rate` of each step is drawn.
-        before, after: measures of the held-out tasks with `families`.
-        unseen: families that were never trained.
-        attempts: at each task.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
+        before, after: measures of the held-out tasks, with `families`.
+        unseen: families held out from training.
+        attempts: number of attempts at each task.
     """
-    try:
-        import matplotlib
+    import matplotlib
 
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ConfigError("the demo draws a picture and matplotlib is not there. Install tbx[demo].") from error
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
     figure, (curve, bars, repeats) = plt.subplots(1, 3, figsize=(15, 4.5), width_ratios=(1.1, 1.6, 1.0))
     _draw_curve(curve, metrics)
     _draw_families(bars, before, after, unseen)

@@ -1,10 +1,10 @@
-"""`tbx demo`: is the trained policy repeatable where it was never trained? In one command, in minutes.
+"""`tbx demo`: is the trained policy more reliable on tasks that it was not trained on? One command, a few minutes.
 
-The shipped warm start is evaluated on the held-out tasks, a pool of training tasks is selected by how often it
-solves them, GRPO trains on the pool, and the held-out tasks are evaluated again. A third of the held-out tasks is
-of families that GRPO never sees (the warm start was shown demonstrations of them, as of all families).
+The shipped SFT policy is evaluated on the held-out tasks, a pool of training tasks is selected by how often it solves
+them, GRPO trains on the pool, and the held-out tasks are evaluated again. A third of the held-out tasks belong to
+families that are held out from GRPO (the SFT policy has seen demonstrations of all families).
 
-Every part is resumable: an interrupted demo goes on when the same command is given again.
+Every part is resumable: the same command resumes an interrupted demo.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ T = TypeVar("T")
 
 
 def run(config: DemoConfig) -> dict[str, Any]:
-    """Runs the four parts under `output_dir` and writes `summary.json`, `table.txt` and `demo.png` there.
+    """Run the four parts under `output_dir` and write `summary.json`, `table.txt` and `demo.png` there.
 
     Returns:
-        What `summary.json` holds: `before` and `after` and the same under `unseen_families`, each with `tasks`,
-        `pass_at_1`, `pass_at_<n>`, `observed_<n>_of_<n>`; `seed`; `minutes` of this command; `parts` in minutes.
+        The content of `summary.json`: `before` and `after`, and the same for held-out families under `unseen_families`,
+        each with `tasks`, `pass_at_1`, `pass_at_<n>`, `observed_<n>_of_<n>`; `seed`; `minutes` of this command; `parts`
+        in minutes.
     """
+    import matplotlib  # noqa: F401  draws the picture at the end; its absence is better said at the start
+
     output = Path(config.output_dir)
     minutes: dict[str, float] = {}
     before = _timed(minutes, "evaluate before", lambda: evaluate.run_evaluation(_evaluate(config, "before")))
@@ -78,7 +81,7 @@ def _timed(minutes: dict[str, float], part: str, run_part: Callable[[], T]) -> T
 
 
 def _shared(config: DemoConfig) -> dict[str, Any]:
-    """What every part is told alike."""
+    """The keys that all parts share."""
     return {name: getattr(config, name) for name in ("mesh", "judge", "user", "environment", "seed")}
 
 
@@ -138,14 +141,14 @@ def _columns(measures: dict[str, Any], attempts: int) -> dict[str, Any]:
 
 
 def _print_table(summary: dict[str, Any], attempts: int, output: Path) -> None:
-    """On the console and, the same text, in `table.txt`."""
+    """Print the table on the console and into `table.txt`."""
     at_n, observed = f"pass_at_{attempts}", f"observed_{attempts}_of_{attempts}"
     table = Table(
         title=f"Held-out tasks x {attempts} attempts, seed {summary['seed']}, {summary['minutes']:.1f} minutes"
     )
     for heading in ("tasks", "", "pass@1", f"pass@{attempts}", f"observed {attempts}/{attempts}"):
         table.add_column(heading, justify="left" if heading in ("tasks", "") else "right")
-    for name, part in (("all held out", summary), ("families never trained", summary["unseen_families"])):
+    for name, part in (("all held-out tasks", summary), ("held-out families", summary["unseen_families"])):
         for moment in ("before", "after"):
             row = part[moment]
             table.add_row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,27 +15,39 @@ if TYPE_CHECKING:
 
 TRAIN = HydraCommand("GRPO on a pool of tasks", "train", "tbx_jax.config:TrainConfig", "tbx_jax.train:run")
 SFT = HydraCommand(
-    "make the shipped policy: tokenizer, demonstrations, supervised fine-tuning",
+    "make the shipped policy: demonstrations, tokenizer, SFT",
     "sft",
     "tbx_jax.config:SftConfig",
     "tbx_jax.commands.sft:run",
 )
 DEMO = HydraCommand(
-    "evaluate, choose a pool, train, evaluate again", "demo", "tbx_jax.config:DemoConfig", "tbx_jax.commands.demo:run"
+    "evaluate, select a pool, train, evaluate again", "demo", "tbx_jax.config:DemoConfig", "tbx_jax.commands.demo:run"
 )
 EXPORT = Command("write a policy as a folder that other programs load", "tbx_jax.commands.export:main")
 SERVE_POLICY = Command("a policy as an OpenAI-compatible chat endpoint", "tbx_jax.serving.policy_server:main")
 
 
 class PolicyModels:
-    """Policies of this package by folder or name (`tbx_envs.commands.evaluate.PolicyModels`)."""
+    """The policies of this package, by folder or name (`tbx_envs.commands.evaluate.PolicyModels`)."""
 
     names = ("nano", "smollm2")
+
+    def knows(self, policy: str) -> bool:
+        from tbx_jax.policies.hub_policy import is_hub_name
+
+        return policy in self.names or is_hub_name(policy)
 
     def folder(self, policy: str) -> Path:
         from tbx_jax.policies.weights import policy_folder
 
         return policy_folder(policy)
+
+    def files(self, policy: str) -> Sequence[Path]:
+        from tbx_envs.commands.evaluate import files_in
+        from tbx_jax.policies.hub_policy import hub_files, is_hub_name
+
+        folder = self.folder(policy)
+        return hub_files(folder) if is_hub_name(policy) else files_in(folder)
 
     def agent(self, config: AttemptsConfig, options: EpisodeOptions) -> Agent:
         from tbx_jax.commands.agents import CheckpointAgent

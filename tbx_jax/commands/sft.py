@@ -1,11 +1,11 @@
-"""`tbx sft`: makes the policy that ships with tbx, from demonstrations to a folder.
+"""`tbx sft`: supervised fine-tuning (SFT) on demonstrations; makes the policy that ships with tbx.
 
-In four steps: the scripted agent of each family plays fresh tasks and breaks rules with a stated probability;
-a tokenizer is trained on what was said; a small decoder is trained on the agent's turns; the folder is
-written. The result succeeds often but not reliably, which is what GRPO is then for.
+In four steps: the scripted agent of each family attempts new tasks and breaks rules with a given probability; a
+tokenizer is trained on the messages; a small decoder is trained on the agent's turns; the policy's folder is written.
+The result succeeds often but not reliably; GRPO improves on that.
 
-Demonstrations are of all families, those that GRPO never trains included (a model of this size knows nothing that
-it was not shown), but never of a frozen task: their numbers begin at `FIRST_FRESH`.
+Demonstrations are of all families, with those held out from GRPO (a model of this size knows only what it was shown),
+but never of a frozen task: their numbers start at `FIRST_FRESH`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.domains import Domain, load_domain
 from tbx_envs.episode import Episode
 from tbx_envs.errors import ConfigError, DomainError, did_you_mean
-from tbx_envs.messages import Message, Turn
+from tbx_envs.messages import Message, ToolCall, Turn
 from tbx_envs.seeding import derive, rng
 from tbx_jax.batching import Batch, build_batch, length_buckets
 from tbx_jax.config import SftConfig
@@ -42,22 +42,22 @@ from tbx_jax.policies.tokenizers import train_tokenizer
 from tbx_jax.policies.weights import load_policy, save_policy
 from tbx_jax.trajectory import Trajectory, trajectory_of
 
-FIRST_FRESH = 100_000  # frozen tasks have three digits; no domain freezes so many
-DEMONSTRATIONS_PER_TASK = 2  # making a world costs more than playing in it once more
-MEASURED_SHARE = 0.02  # of the demonstrations, kept back to measure the loss on
+FIRST_FRESH = 100_000  # frozen tasks have numbers of three digits
+DEMONSTRATIONS_PER_TASK = 2  # making a world costs more than a second demonstration in it
+MEASURED_SHARE = 0.02  # share of the demonstrations to measure the loss on, not trained on
 
 console = Console()
 
 
 def run(config: SftConfig) -> dict[str, Any]:
-    """Makes the policy folder `output_dir/policy`; returns what was measured on the way (also `sft.json`)."""
+    """Writes the policy folder `output_dir/policy`; returns the summary, which is also in `sft.json`."""
     started = time.monotonic()
     output = Path(config.output_dir)
     domain = load_domain(config.domain)
     episodes = list(demonstrations(domain, config.demonstrations, config.error_rate, config.seed, config.families))
     passed = float(np.mean([episode.passed for episode in episodes]))
     console.print(f"{len(episodes)} demonstrations, {passed:.1%} of them pass their check")
-    model, params, tokenizer = _beginning(config, episodes)
+    model, params, tokenizer = _initial_policy(config, episodes)
     chat = ChatTemplate(tokenizer)
     trajectories = [demonstrated(chat, episode) for episode in episodes]
     lengths = np.array([len(trajectory) for trajectory in trajectories])
@@ -83,11 +83,11 @@ def run(config: SftConfig) -> dict[str, Any]:
     return summary
 
 
-def _beginning(config: SftConfig, episodes: Sequence[Episode]) -> tuple[Model, Params, PreTrainedTokenizerBase]:
-    """What is trained: a new model with a tokenizer of its own, or a policy that is there."""
+def _initial_policy(config: SftConfig, episodes: Sequence[Episode]) -> tuple[Model, Params, PreTrainedTokenizerBase]:
+    """The policy to train: a new model with a new tokenizer, or an existing policy."""
     if config.policy is None:
-        tokenizer = train_tokenizer(_said(episodes), vocabulary=config.vocabulary)
-        return *build(config.model, len(tokenizer), key_for(config.seed, "parameters")), tokenizer
+        new_tokenizer = train_tokenizer(_texts(episodes), vocabulary=config.vocabulary)
+        return *build(config.model, len(new_tokenizer), key_for(config.seed, "parameters")), new_tokenizer
     model, params, tokenizer = load_policy(
         config.policy, mesh=build_mesh(config.mesh), rules=config.mesh.rules, dtype=config.compute_dtype
     )
@@ -99,11 +99,11 @@ def _beginning(config: SftConfig, episodes: Sequence[Episode]) -> tuple[Model, P
 def demonstrations(
     domain: Domain, number: int, error_rate: float, seed: int, families: Sequence[str] | None = None
 ) -> Iterator[Episode]:
-    """`number` episodes of the scripted agent on fresh tasks, families in turn.
+    """`number` episodes of the scripted agent on new tasks, round-robin over the families.
 
     Raises:
         ConfigError: the domain has no such family.
-        DomainError: a demonstration was void; a scripted agent and a scripted user have no reason to fail.
+        DomainError: a demonstration was void, which is a defect of the domain.
     """
     unknown = [name for name in families or () if name not in domain.families]
     if unknown:
@@ -118,42 +118,43 @@ def demonstrations(
         place, attempt = divmod(index // len(families), DEMONSTRATIONS_PER_TASK)
         uid = f"{domain.name}/{family}/{FIRST_FRESH + place}"
         attempts.append(Attempt(uid, attempt, derive(seed, "demonstration", uid, attempt)))
-    # Attempts at one task follow each other, so that its world is made once.
+    # Attempts at the same task are adjacent, so that its world is made once.
     attempts.sort(key=lambda attempt: attempt.uid)
     with Progress(console=console) as progress:
         bar = progress.add_task("demonstrations", total=number)
         for episode in ScriptedAgent(error_rate=error_rate).run(attempts):
             if episode.fault:
-                raise DomainError(f"demonstration of {episode.uid} is void: {episode.fault.message}. Mend the domain.")
+                raise DomainError(f"demonstration of {episode.uid} is void: {episode.fault.message}. Fix the domain.")
             progress.advance(bar)
             yield episode
 
 
 def demonstrated(chat: ChatTemplate, episode: Episode) -> Trajectory:
-    """The tokens of a demonstration, laid out exactly as a rollout would: its turns are what is trained."""
+    """The tokens of a demonstration, exactly as in a rollout; its turns are trained on."""
     ledger = TokenLedger()
-    heard: list[Message] = []
+    unread: list[Message] = []
     for message in episode.transcript:
         if isinstance(message, Turn):
-            ledger.give(chat.continuation(heard) if len(ledger) else chat.opening(heard, ()))
+            ledger.give(chat.continuation(unread) if len(ledger) else chat.opening(unread, ()))
             ids = chat.policy_turn(message)
             ledger.write(ids, [0.0] * len(ids))
-            heard = []
+            unread = []
         else:
-            heard.append(message)
+            unread.append(message)
     return trajectory_of(
         ledger, uid=episode.uid, attempt=episode.attempt, reward=episode.reward or 0.0, truncated=False
     )
 
 
-def _said(episodes: Iterable[Episode]) -> Iterator[str]:
-    """The texts of all messages but the system's, as a template would place them."""
+def _texts(episodes: Iterable[Episode]) -> Iterator[str]:
+    """The texts of all messages but the system's, as a chat template renders them."""
     for episode in episodes:
         for message in episode.transcript:
             match message:
                 case Turn(text=text, calls=calls):
                     yield text
                     for call in calls:
+                        assert isinstance(call, ToolCall), call  # a scripted agent's calls are well-formed
                         arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
                         yield f'{{"name": "{call.name}", "arguments": {arguments}}}'
                 case _ if getattr(message, "role", "tool") != "system":
@@ -170,8 +171,8 @@ def _train(
     longest = max(map(len, trajectories))
     if longest > model.config.max_length:
         raise ConfigError(
-            f"a demonstration has {longest} tokens and the model takes {model.config.max_length}. Choose a shorter "
-            f"chat_template, other families, or a model with a longer max_length."
+            f"a demonstration has {longest} tokens and the model's max_length is {model.config.max_length}. Choose a "
+            f"shorter chat_template, other families, or a model with a longer max_length."
         )
     buckets = length_buckets(model.config.max_length)
     steps = [
@@ -187,7 +188,7 @@ def _train(
     with Progress(console=console) as progress:
         bar = progress.add_task("training", total=len(steps))
         for step, batch in enumerate(steps):
-            state, metrics = learner.supervised_update(state, batch)
+            state, metrics = learner.sft_update(state, batch)
             seen += batch.num_tokens
             loss = metrics["loss"] if step == 0 else 0.95 * loss + 0.05 * metrics["loss"]
             rate = seen / (time.monotonic() - started)
@@ -195,9 +196,9 @@ def _train(
             if step % said_every == 0:
                 progress.console.print(f"step {step}: loss {loss:.4f}, {rate:,.0f} tokens/s")
     batches = list(_batches(measured, config.batch_tokens, buckets, 0))
-    heldback = sum(learner.supervised_loss(state, batch) * batch.num_trained for batch in batches)
+    heldback = sum(learner.sft_loss(state, batch) * batch.num_trained for batch in batches)
     heldback /= sum(batch.num_trained for batch in batches)
-    console.print(f"loss on demonstrations held back: {heldback:.4f} nats a token")
+    console.print(f"loss on held-out demonstrations: {heldback:.4f} nats per token")
     return (
         state,
         learner,

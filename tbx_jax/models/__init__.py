@@ -1,7 +1,7 @@
-"""The seam between models and everything else: parameters are plain pytrees, functions are pure.
+"""The interface of all models: parameters are plain pytrees, functions are pure.
 
-`build` makes a `Model` (static: hashable, an argument for `static_argnums`) and its parameters (nested dictionaries
-of float32 arrays). Sampler and learner call the same functions, so that their log-probabilities agree.
+`build` makes a `Model` (static and hashable, so an argument for `static_argnums`) and its parameters (nested
+dictionaries of float32 arrays). Sampler and learner call the same functions, so their log-probabilities agree.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tbx_jax.models.hybrid import HybridDecoder, empty_buffer
 
 Params = dict[str, Any]
 
-# Logits that `token_logps` holds at once, in numbers: 64 MB of float32. Longer inputs are computed in pieces.
+# Logits that `token_logps` holds at once: 64 MB of float32. Longer inputs are computed in pieces.
 _LOGITS_AT_ONCE = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What is static about a model.
+    """The static part of a model: all but its parameters.
 
     Attributes:
         config: sizes and options.
         vocabulary: number of token ids.
-        graphdef: how the parameters make up the Flax module.
+        graphdef: structure of the Flax module, to be merged with parameters.
     """
 
     config: ModelConfig
@@ -45,7 +45,7 @@ class Model:
 
 
 def build(config: ModelConfig, vocabulary: int, key: jax.Array) -> tuple[Model, Params]:
-    """A model with random parameters, drawn on the host: a program per shape takes long to compile."""
+    """A model with random parameters, drawn on the host: compiling a program for each shape would take long."""
     model, _ = abstract(config, vocabulary)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
 
@@ -57,41 +57,41 @@ def build(config: ModelConfig, vocabulary: int, key: jax.Array) -> tuple[Model, 
 
 
 def abstract(config: ModelConfig, vocabulary: int) -> tuple[Model, Params]:
-    """The same without numbers: `jax.ShapeDtypeStruct` in place of arrays."""
+    """The model of this configuration, with `jax.ShapeDtypeStruct` in place of parameter arrays."""
     graphdef, state = nnx.split(_describe(config, vocabulary), nnx.Param)
     return Model(config, vocabulary, graphdef), nnx.to_pure_dict(state)
 
 
 def _describe(config: ModelConfig, vocabulary: int) -> Decoder:
-    """The decoder of this configuration, its parameters described only."""
+    """The decoder of this configuration, with shapes and initial distributions in place of arrays."""
     return HybridDecoder(config, vocabulary) if config.hybrid else Decoder(config, vocabulary)
 
 
-def parameter_letters(model: Model) -> Params:
-    """For each parameter its axes as letters (`"l d n h"`), in the structure of the parameters."""
-    return _each_parameter(model, lambda parameter: parameter.letters)
+def parameter_axes(model: Model) -> Params:
+    """The logical axes of each parameter (`"l d n h"`), in the structure of the parameters."""
+    return _each_parameter(model, lambda parameter: parameter.logical_axes)
 
 
 def compute_params(model: Model, params: Params) -> Params:
-    """The parameters in the compute type: what sampling needs, and half the memory in bfloat16. Same results.
+    """The parameters in the compute type: enough for sampling, and half the memory in bfloat16. Same results.
 
-    Every use of a matrix rounds it to the compute type anyway; what is used in float32 (vectors of norms and decays)
-    stays as it is, and so does what is of that type already.
+    Every use of a matrix rounds it to the compute type anyway. Vectors of norms and decays are used in float32 and
+    stay in it.
     """
 
-    def in_type(leaf: Array, letters: str) -> Array:
-        return leaf.astype(model.config.dtype) if _is_matrix(letters) and leaf.dtype != model.config.dtype else leaf
+    def in_type(leaf: Array, axes: str) -> Array:
+        return leaf.astype(model.config.dtype) if _is_matrix(axes) and leaf.dtype != model.config.dtype else leaf
 
-    return jax.tree.map(in_type, params, parameter_letters(model))
+    return jax.tree.map(in_type, params, parameter_axes(model))
 
 
-def _is_matrix(letters: str) -> bool:
+def _is_matrix(axes: str) -> bool:
     """True for parameters that are rounded to the compute type before each use."""
-    return len(set(letters.split()) - {"l", "e"}) > 1
+    return len(set(axes.split()) - {"l", "e"}) > 1
 
 
 def _each_parameter(model: Model, function: Callable[[nnx.Param], Any]) -> Params:
-    """What `function` makes of each parameter's description, in the structure of the parameters."""
+    """`function` of each parameter's description, in the structure of the parameters."""
     state = nnx.state(_describe(model.config, model.vocabulary), nnx.Param)
     return nnx.to_pure_dict(jax.tree.map(function, state, is_leaf=lambda leaf: isinstance(leaf, nnx.Param)))
 
@@ -110,16 +110,17 @@ def apply(
     """Hidden states of `tokens_bt`.
 
     Without a cache: a causal pass over left-aligned sequences, positions from 0. Padding on the right needs no mask,
-    since nothing before it can see it. With a cache: each row's tokens follow what the row already holds, and the
-    returned cache holds them too.
+    since no earlier token attends to it. With a cache: each row's tokens follow those that the row already holds, and
+    the returned cache holds them too.
 
     Args:
-        cache: rows to continue; give it to `jax.jit` as donated and use only the returned one.
+        cache: rows to continue; donate it to `jax.jit` and use only the returned one.
         valid_bt: with a cache only: True for the tokens to append, on the left of each row; None is all.
-        segments_bt: without a cache only: packing. Tokens see their own segment, positions restart with it, and
-            token shift does not cross into it. Segments lie one after the other; a segment's id occurs once.
-        attend_length: with a cache only, static: read this many positions of it. At least the longest row.
-        remat: keep no activations for the backward pass but the layers' inputs.
+        segments_bt: without a cache only: segment ids of packed sequences. Tokens attend to their own segment,
+            positions restart with it, and token shift does not cross into it. Segments follow one another, and each id
+            occurs once.
+        attend_length: with a cache only, static: number of cache positions to read, at least the longest row.
+        remat: keep only the layers' inputs for the backward pass, and compute activations again.
 
     Returns:
         Hidden states after the final norm, and the new cache (None without one).
@@ -130,10 +131,10 @@ def apply(
     decoder = nnx.merge(model.graphdef, params)
     if cache is None:
         if valid_bt is not None or attend_length is not None:
-            raise ShapeError("valid_bt and attend_length belong to a cache, and there is none; leave them out")
+            raise ShapeError("valid_bt and attend_length apply to a cache, and none was given; leave them out")
         return _full(decoder, model, tokens_bt, segments_bt, remat), None
     if segments_bt is not None:
-        raise ShapeError("segments_bt packs several sequences in a row, and a row of a cache is one; leave one out")
+        raise ShapeError("segments_bt packs several sequences in a row, and a row of a cache holds one; leave one out")
     if valid_bt is None:
         num_new_b = jnp.full(tokens_bt.shape[:1], tokens_bt.shape[1], jnp.int32)
     else:
@@ -176,15 +177,13 @@ def with_cache(
     """Hidden states, keys and values of tokens that follow rows of `cache`; the cache itself is only read.
 
     Args:
-        attend_length: as of `readable`.
+        attend_length: as in `readable`.
         slot_b: the row of the cache that each row of tokens follows; None is every row in order.
-        num_new_b: how many tokens of each row count, from the left; None is all. The states of delta layers that are
-            returned are those after them; keys and values of the others are computed, and not to be kept.
+        num_new_b: number of valid tokens in each row, on the left; None is all. The returned states of delta layers
+            are those after the valid tokens; keys and values of the other tokens must not be committed.
     """
     place_t = jnp.arange(tokens_bt.shape[1])
-    length_b, recent_bm = cache.length_b, cache.recent_bm
-    if slot_b is not None:
-        length_b, recent_bm = length_b[slot_b], recent_bm[slot_b]
+    length_b, recent_bm = cache.rows(slot_b)
     cached, attends_bs = readable(cache, attend_length, slot_b, None if num_new_b is None else num_new_b > 0)
     return nnx.merge(model.graphdef, params)(
         tokens_bt,
@@ -201,8 +200,8 @@ def with_cache(
 def fresh_buffer(model: Model, cache: Cache, steps: int, slot_b: Int[Array, "b"] | None = None) -> Fresh:
     """Room for the keys and values of `steps` tokens that follow rows of `cache`, and the rows' states.
 
-    Several steps of decoding share it, each with `at=step` and, as `valid_bt`, which rows still write; in the end
-    `append_fresh` puts it into the cache.
+    The decode steps of a dispatch share it, each with `at=step` and, as `valid_bt`, the rows that still decode;
+    `append_fresh` then puts it into the cache.
     """
     rows = cache.num_slots if slot_b is None else slot_b.shape[0]
     return empty_buffer(model.config, rows, steps)._replace(states=states_of(cache, slot_b))
@@ -215,7 +214,7 @@ def append_fresh(
     num_new_b: Int[Array, "b"],
     slot_b: Int[Array, "b"] | None = None,
 ) -> Cache:
-    """`tbx_jax.models.cache.append` of all that was computed freshly."""
+    """`tbx_jax.models.cache.append` of freshly computed keys, values and states."""
     return append(cache, fresh.keys_lbjkh, fresh.values_lbjkh, tokens_bj, num_new_b, slot_b, fresh.states)
 
 
@@ -225,15 +224,15 @@ def readable(
     slot_b: Int[Array, "b"] | None = None,
     reads_b: Bool[Array, "b"] | None = None,
 ) -> tuple[Cached | InPlace | None, Bool[Array, "b s"] | None]:
-    """What attention reads of rows of the cache, and where that holds tokens if it is taken out.
+    """The keys and values of cache rows that attention reads, and for a copy the positions that hold tokens.
 
     Args:
-        attend_length: None reads the cache in place, as far as these rows go; a number takes out so many first
-            positions of them, 0 none.
+        attend_length: number of first positions to copy out, 0 for none; None reads the cache in place, as far as
+            these rows go.
         slot_b: the rows; None is all of them in order.
-        reads_b: False for rows that nobody waits for; they need not be read in place. None is all.
+        reads_b: False for rows whose result is not used; they are not read in place. None is all True.
     """
-    length_b = cache.length_b if slot_b is None else cache.length_b[slot_b]
+    length_b, _ = cache.rows(slot_b)
     if attend_length is None:
         length_b = length_b if reads_b is None else jnp.where(reads_b, length_b, 0)
         return InPlace(cache.keys_lbkhs, cache.values_lbksh, slot_b, length_b), None
@@ -262,13 +261,13 @@ def token_logps(
 ) -> Float[Array, "b t"]:
     """log pi(token t | tokens before t) in nats, at the sampling temperature.
 
-    0.0 where nothing came before: at position 0 and at each segment's first token. Only a piece of the logits exists
-    at a time when they are many; the backward pass computes that piece again.
+    0.0 for a token that follows none: at position 0 and at each segment's first token. Logits of large inputs exist
+    only a piece at a time; the backward pass computes each piece again.
     """
     b, t = tokens_bt.shape
     hidden_btd, _ = apply(model, params, tokens_bt, segments_bt=segments_bt, remat=remat)
 
-    def piece(inputs):
+    def piece(inputs: tuple[Array, Array]) -> Array:
         hidden_bcd, next_bc = inputs
         logits_bcv = unembed(model, params, hidden_bcd) / temperature
         chosen_bc = jnp.take_along_axis(logits_bcv, next_bc[..., None], axis=-1)[..., 0]
@@ -285,8 +284,13 @@ def token_logps(
     return jnp.pad(logp_bt, ((0, 0), (1, 0)))
 
 
-def _in_pieces(function, hidden_btd, next_bt, pieces: int) -> Float[Array, "b t"]:
-    """`function` over `pieces` equal stretches of t, one after the other; the last is padded."""
+def _in_pieces(
+    function: Callable[[tuple[Array, Array]], Array],
+    hidden_btd: Float[Array, "b t d"],
+    next_bt: Int[Array, "b t"],
+    pieces: int,
+) -> Float[Array, "b t"]:
+    """`function` over `pieces` equal parts of t, one after the other; the last is padded."""
     b, t = next_bt.shape
     size = -(-t // pieces)
     pad = pieces * size - t

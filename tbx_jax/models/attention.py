@@ -1,13 +1,13 @@
 """Rotary positions and softmax attention, for all decoders.
 
-Attention has two parts: tokens in the cache, and fresh tokens that are not in it yet. A forward pass without a cache
-has only the fresh part, prefill has both, and several decode steps share one small buffer of fresh tokens, so that
-the large cache is only read between two writes.
+Attention has two parts: cached tokens, and fresh tokens that are not committed to the cache yet. A forward pass without
+a cache has only the fresh part, prefill has both, and the decode steps of a dispatch share one small buffer of fresh
+tokens, so the large cache is only read between two commits.
 
-The cached part is read in one of two ways. `Cached` is taken out of the cache before the first step: the fastest where
-it is small enough to stay near the processor over all steps, and the only one whose lengths are known to the compiler.
-`InPlace` is the cache itself, read block after block as far as the longest row goes: nothing large is copied, and one
-program serves all lengths.
+The cached part is read in one of two ways. `Cached` is copied out of the cache before the first step: the fastest where
+it is small enough to stay in the processor's cache over all steps, and the only one whose lengths are static. `InPlace`
+is the cache itself, read block by block as far as the longest row goes: nothing large is copied, and one program serves
+all lengths.
 
 A pass without a cache goes through `jax.nn.dot_product_attention` with cuDNN where that applies (a GPU, bfloat16).
 Elsewhere the code below is used: on two cores a forward and backward pass takes 0.6 to 0.7 of the time that the
@@ -32,11 +32,11 @@ _CUDNN_WIDEST_HEAD = 128  # 256 from compute capability 9.0 on
 
 
 class Fresh(NamedTuple):
-    """What was computed and is not in the cache yet.
+    """Computed keys, values and states that are not committed to the cache yet.
 
     Attributes:
-        keys_lbjkh, values_lbjkh: of each fresh token.
-        states: of a hybrid's delta layers after the fresh tokens that count; None for dense models.
+        keys_lbjkh, values_lbjkh: keys and values of each fresh token.
+        states: states of a hybrid's delta layers after the valid fresh tokens; None for dense models.
     """
 
     keys_lbjkh: Float[Array, "*l b j k h"]
@@ -45,20 +45,20 @@ class Fresh(NamedTuple):
 
 
 class Cached(NamedTuple):
-    """A part of the cache, taken out, that attention reads."""
+    """A copy of the part of the cache that attention reads."""
 
     keys_lbkhs: Float[Array, "*l b k h s"]
     values_lbksh: Float[Array, "*l b k s h"]
 
 
 class InPlace(NamedTuple):
-    """The cache itself, which attention reads where it lies.
+    """The cache itself, which attention reads in place.
 
     Attributes:
-        keys_lbkhs, values_lbksh: all of it, more rows and positions than are read.
-        slot_b: the row of the cache that each row of queries reads; None is every row in order.
-        length_b: how far each of these reads.
-        layer: which one is read; None until a decoder says.
+        keys_lbkhs, values_lbksh: keys and values of the whole cache: more rows and positions than are read.
+        slot_b: cache row that each row of queries reads; None is every row in order.
+        length_b: number of cached tokens that each row of queries reads.
+        layer: index of the layer to read; None until the decoder sets it.
     """
 
     keys_lbkhs: Float[Array, "l c k h s"]
@@ -74,13 +74,13 @@ class InPlace(NamedTuple):
 
     @property
     def num_blocks(self) -> Int[Array, ""]:
-        """How many blocks the longest row reaches into."""
+        """Number of blocks up to the end of the longest row."""
         return -(-jnp.max(self.length_b) // self.block)
 
     def read(
         self, number: Int[Array, ""]
     ) -> tuple[Float[Array, "b k h s"], Float[Array, "b k s h"], Bool[Array, "b s"]]:
-        """Keys and values of a block, and where its rows hold tokens that no earlier block had."""
+        """Keys and values of a block, and the positions with tokens that no earlier block had."""
         first = number * self.block
         start = jnp.minimum(first, self.values_lbksh.shape[3] - self.block)  # the last block ends with the cache
         place_s = start + jnp.arange(self.block)
@@ -89,15 +89,16 @@ class InPlace(NamedTuple):
 
     def _slices(self, array: Array, start: Int[Array, ""], axis: int) -> Array:
         """`block` positions along `axis` of the layer, for each row of queries."""
+        assert self.layer is not None  # set by the decoder
         sizes = [1, *array.shape[1:]]
         sizes[axis] = self.block
-        starts = [self.layer, 0, 0, 0, 0]
+        starts: list[Array | int] = [self.layer, 0, 0, 0, 0]
         starts[axis] = start
         if self.slot_b is None:
             return jax.lax.dynamic_slice(array, starts, sizes)[0]
         sizes[1] = 1
 
-        def row(slot):
+        def row(slot: Int[Array, ""]) -> Array:
             return jax.lax.dynamic_slice(array, [starts[0], slot, *starts[2:]], sizes)[0, 0]
 
         return jax.vmap(row)(self.slot_b)
@@ -106,7 +107,7 @@ class InPlace(NamedTuple):
 def rotary_angles(
     position_bt: Int[Array, "b t"], rotary_width: int, theta: float, scaling: RopeScaling | None
 ) -> tuple[Float[Array, "b t h2"], Float[Array, "b t h2"]]:
-    """Cosine and sine of each position's rotation, one angle per pair of components."""
+    """Cosine and sine of the rotation at each position, one angle per pair of components."""
     frequency = theta ** (-jnp.arange(0, rotary_width, 2, dtype=jnp.float32) / rotary_width)
     if scaling is not None:
         frequency = scaled_frequencies(frequency, scaling)
@@ -115,10 +116,10 @@ def rotary_angles(
 
 
 def scaled_frequencies(frequency: Float[Array, " h2"], scaling: RopeScaling) -> Float[Array, " h2"]:
-    """Frequencies as Llama 3.1 stretches them: long waves by `factor`, short ones not, a ramp in between.
+    """Frequencies as in Llama 3.1: long waves divided by `factor`, short ones unchanged, a ramp in between.
 
-    A wave is long when fewer than `low_freq_factor` of it fit into the length that the model was first trained with,
-    short when more than `high_freq_factor` do.
+    A wave is long when fewer than `low_freq_factor` periods fit into the model's original training length, short when
+    more than `high_freq_factor` do.
     """
     waves = scaling.original_length * frequency / (2 * math.pi)
     kept = (waves - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
@@ -131,7 +132,7 @@ def rotate(
 ) -> Float[Array, "b t n h"]:
     """Rotary embedding of the first 2 * h2 components, in float32; component i is paired with i + h2.
 
-    That pairing is the one of published Hugging Face weights.
+    Published Hugging Face weights use the same pairing.
     """
     half = cos.shape[-1]
     wide = x_btnh[..., : 2 * half].astype(jnp.float32)
@@ -155,8 +156,8 @@ def attention(
     Query head i reads key-value head i // r, as in all supported models.
 
     Args:
-        attends_btj: True where token t sees fresh token j; None is causal, token t the last of t + 1.
-        attends_bs: True where a row of `Cached` holds a token.
+        attends_btj: True where token t attends to fresh token j; None is causal, with j <= t.
+        attends_bs: True where a row of `Cached` holds a token; None without `Cached`.
     """
     keys_bjkh, values_bjkh = fresh.keys_lbjkh, fresh.values_lbjkh
     if cached is None and keys_bjkh.shape[1] == query_btnh.shape[1] and cudnn_applies(query_btnh, attends_btj):
@@ -175,7 +176,7 @@ def attention(
 
 
 def cudnn_applies(query_btnh: Float[Array, "b t n h"], attends_btj: Bool[Array, "#b t j"] | None) -> bool:
-    """True when the library's fused attention takes these arrays: its conditions in jax 0.10."""
+    """True when cuDNN's fused attention supports these arrays: its conditions in jax 0.10."""
     if jax.default_backend() != "gpu" or query_btnh.dtype not in (jnp.bfloat16, jnp.float16):
         return False
     capability = float(getattr(jax.local_devices()[0], "compute_capability", "0"))
@@ -191,7 +192,7 @@ def _two_part_attention(
     cached: Cached | InPlace | None,
     attends_bs: Bool[Array, "b s"] | None,
 ) -> Float[Array, "b t n h"]:
-    """Both parts share one maximum and one denominator, so that their arrays need not be joined.
+    """Both parts share one maximum and one denominator, so their arrays need not be concatenated.
 
     All queries of a key-value head form one axis q: two free axes in one product make CPU code several times slower.
     """
@@ -203,6 +204,7 @@ def _two_part_attention(
     score_bkqj = jnp.where(jnp.tile(attends_btj, (1, r, 1))[:, None], score_bkqj, _MASKED)
     highest_bkq1 = jax.lax.stop_gradient(jnp.max(score_bkqj, axis=-1, keepdims=True))
     if isinstance(cached, Cached):
+        assert attends_bs is not None  # `readable` returns both or neither
         keys_bkhs, values_bksh = (part.astype(query_btnh.dtype) for part in cached)  # a cache may be narrower
         score_bkqs = jnp.einsum("bkqh,bkhs->bkqs", query_bkqh, keys_bkhs, preferred_element_type=jnp.float32)
         score_bkqs = jnp.where(attends_bs[:, None, None], score_bkqs, _MASKED)
@@ -227,14 +229,13 @@ def _with_blocks(
     total_bkq: Float[Array, "b k q"],
     mixed_bkqh: Float[Array, "b k q h"],
 ) -> tuple[Float[Array, "b k q"], Float[Array, "b k q h"]]:
-    """Denominator and weighted sum when the cache is added to what the fresh part gave, block after block.
+    """Denominator and weighted sum of the fresh part with the cached part added, block by block.
 
-    A block that brings a higher score shrinks what came before it (online softmax,
-    https://arxiv.org/abs/1805.02867).
+    A block with a higher score scales down the sums so far (online softmax, https://arxiv.org/abs/1805.02867).
     """
     dtype = query_bkqh.dtype
 
-    def add(number, so_far):
+    def add(number: Int[Array, ""], so_far: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         highest_bkq1, total_bkq, mixed_bkqh = so_far
         keys_bkhs, values_bksh, holds_bs = cached.read(number)
         keys_bkhs, values_bksh = keys_bkhs.astype(dtype), values_bksh.astype(dtype)

@@ -1,18 +1,21 @@
 """The dense decoder: pre-norm, grouped-query attention, rotary, SwiGLU. Llama, Qwen2 and Qwen3 by configuration.
 
-Layers are scanned: every layer parameter carries a leading axis `l`, so compile time does not grow with depth. Each
-parameter names its axes where it is made (`letters`), which is all that sharding needs to know.
+Layers are scanned: every layer parameter has a leading axis `l`, so compile time does not grow with depth. Each
+parameter is declared with its logical axes, which is all that sharding needs to know.
 
-One addition of ours, off in published models: *token shift*. The embeddings of the `m` previous tokens are added to a
-token's own, each through a learned diagonal that starts at zero. Small models copy long strings far better with it.
+One addition, off in published models: *token shift*. The embeddings of the `m` previous tokens are added to a token's
+own, each through a learned diagonal that starts at zero. Small models copy long strings far better with it.
 
-A layer of attention in a hybrid model is the same `Block`, with three differences: a sigmoid gate on what attention
-returns, rotary positions on a part of each head, and norm scales stored as their distance from one.
+An attention layer of a hybrid model is the same `Block`, with three differences: a sigmoid gate on the output of
+attention, rotary positions on a part of each head, and norm scales stored as their distance from one.
 
 Sources: Qwen3 technical report, https://arxiv.org/abs/2505.09388; Llama 3, https://arxiv.org/abs/2407.21783
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -26,17 +29,24 @@ from tbx_jax.models.cache import NO_TOKEN
 
 _EMBEDDING_STD = 0.02
 
+# Cosine and sine from `rotary_angles`.
+Rotary = tuple[Float[Array, "#b t h2"], Float[Array, "#b t h2"]]
+T = TypeVar("T")
+# The body of a scan over the stacked layers: (x_btd, (parameters, fresh, T)) -> (x_btd, fresh).
+LayerFunction = Callable[[Array, tuple[nnx.State, Fresh | None, T]], tuple[Array, Fresh]]
 
-def parameter(shape: tuple[int, ...], letters: str, *, start: float = 0.0, std: float = 0.0) -> nnx.Param:
-    """The description of a parameter: its axes, and its initial values, `start` plus normal noise of this deviation.
 
-    A decoder is made of descriptions only; numbers come in with `nnx.merge` (`tbx_jax.models.build` draws some).
+def parameter(shape: tuple[int, ...], axes: str, *, start: float = 0.0, std: float = 0.0) -> nnx.Param:
+    """The description of a parameter: logical axes, and initial values: `start` plus normal noise of deviation `std`.
+
+    A decoder holds descriptions only; `nnx.merge` puts arrays in their place (`tbx_jax.models.build` draws initial
+    ones).
     """
-    return nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), letters=letters, start=start, std=std)
+    return nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), logical_axes=axes, start=start, std=std)
 
 
 class Block(nnx.Module):
-    """One layer. Built with all layers' parameters stacked, called with one layer's by the decoder's scan."""
+    """One layer. Built with the parameters of all layers stacked, called by the decoder's scan with those of one."""
 
     def __init__(self, config: ModelConfig):
         d, f = config.width, config.mlp_width
@@ -45,7 +55,7 @@ class Block(nnx.Module):
         if n % k or h % 2:
             raise ConfigError(
                 f"model.num_heads {n}, model.num_kv_heads {k}, model.head_width {h}: query heads share key-value heads "
-                f"evenly and a head is rotated in pairs; make num_heads a multiple of num_kv_heads, head_width even"
+                f"evenly and rotary positions need pairs; make num_heads a multiple of num_kv_heads, head_width even"
             )
         one = 0.0 if config.hybrid else 1.0  # how a norm's scale of one is stored
         out_scale = out_scale_of(config)
@@ -74,7 +84,7 @@ class Block(nnx.Module):
     def __call__(
         self,
         x_btd: Float[Array, "b t d"],
-        rotary: tuple[Float[Array, "#b t h2"], Float[Array, "#b t h2"]],
+        rotary: Rotary,
         attends_btj: Bool[Array, "#b t j"] | None,
         fresh: Fresh | None,
         at: Int[Array, ""] | int,
@@ -102,7 +112,7 @@ class Block(nnx.Module):
     ) -> tuple[
         Float[Array, "b t n h"], Float[Array, "b t n h"] | None, Float[Array, "b t k h"], Float[Array, "b t k h"]
     ]:
-        """Queries, their output gates (None without), keys and values; with bias and norm, not rotated yet."""
+        """Queries, output gates (None for dense models), keys and values; with bias and norm, not rotated yet."""
         config, dtype = self.config, y_btd.dtype
         query_btnh = jnp.einsum("btd,dnh->btnh", y_btd, self.query[...].astype(dtype))
         key_btkh = jnp.einsum("btd,dkh->btkh", y_btd, self.key[...].astype(dtype))
@@ -121,7 +131,7 @@ class Block(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Token ids in, normed hidden states out; `unembed` makes logits of them."""
+    """Token ids in, normed hidden states out; `unembed` computes logits from them."""
 
     def __init__(self, config: ModelConfig, vocabulary: int):
         d, v, m = config.width, vocabulary, config.token_shift
@@ -139,7 +149,7 @@ class Decoder(nnx.Module):
         return Block(self.config)
 
     def start_buffer(self, rows: int, steps: int) -> Fresh | None:
-        """What stands for `fresh` where none is given: nothing, a dense model needs no buffer then."""
+        """The default of `fresh`; a dense model needs no buffer."""
         return None
 
     def __call__(
@@ -161,21 +171,21 @@ class Decoder(nnx.Module):
         """Hidden states of `tokens_bt`, and their keys and values.
 
         Args:
-            tokens_bt: ids to compute.
-            recent_bm: ids before the first of them, oldest first, `NO_TOKEN` where there is none.
-            position_bt: place of each token in its own sequence, for the rotary embedding.
-            attends_btj: True where token t sees fresh token j; None is causal.
-            segments_bt: packed sequences; token shift and the states of delta layers do not cross from one into the
-                next.
-            valid_bt: True for the tokens that move the states of delta layers, on the left of each row; None is all.
-                Dense models have no use for it.
-            fresh: a buffer that already holds earlier fresh tokens, and the states of delta layers before these; None
-                when there are none but these, and they start their sequences.
-            at: where in the buffer these tokens go.
-            cached: the part of the cache to read, or the cache itself.
+            tokens_bt: token ids.
+            recent_bm: ids before the first token, oldest first, `NO_TOKEN` before the start.
+            position_bt: position of each token in its own sequence, for the rotary embedding.
+            attends_btj: True where token t attends to fresh token j; None is causal.
+            segments_bt: segment ids of packed sequences; token shift and the states of delta layers do not cross from
+                one into the next.
+            valid_bt: True for the tokens that update the states of delta layers, on the left of each row; None is all.
+                Dense models ignore it.
+            fresh: buffer with earlier fresh tokens, and the states of delta layers before these tokens; None when
+                these are the first tokens of their sequences.
+            at: index in the buffer of the first of these tokens.
+            cached: copied part of the cache, or the cache itself.
             attends_bs: True where a row of `Cached` holds a token.
-            apart: from `layers_apart`; then `fresh` and `cached` are lists of layers as well, and so is what is
-                returned. The layers are compiled one by one.
+            apart: parameters from `layers_apart`; then `fresh`, `cached` and the returned `fresh` are lists with an
+                entry for each layer. The layers are compiled one by one.
             remat: recompute a layer in the backward pass instead of keeping its activations.
         """
         config = self.config
@@ -183,33 +193,45 @@ class Decoder(nnx.Module):
         rotary_width = config.hybrid.rotary_width if config.hybrid else config.head_width
         rotary = rotary_angles(position_bt, rotary_width, config.rope_theta, config.rope_scaling)
         layer = self.layer_function(rotary, attends_btj, at, attends_bs, segments_bt, valid_bt, remat)
+        if apart is not None:
+            assert isinstance(fresh, list) and isinstance(cached, list)  # given together, as documented
+            fresh_layers: list[Fresh] = []
+            for scanned in zip(apart, fresh, cached, strict=True):
+                x_btd, of_layer = layer(x_btd, scanned)
+                fresh_layers.append(of_layer)
+            return model_norm(config, x_btd, self.norm), fresh_layers
+        assert not isinstance(fresh, list) and not isinstance(cached, list)
         parameters = nnx.state(self.layers)
         fresh = self.start_buffer(*tokens_bt.shape) if fresh is None else fresh
         if isinstance(cached, InPlace):
-            layer, cached = _reading(cached, layer), jnp.arange(config.attention_layers)
-        if apart is not None:
-            news = []
-            for scanned in zip(apart, fresh, cached, strict=True):
-                x_btd, new = layer(x_btd, scanned)
-                news.append(new)
-            fresh = news
+            index_l = jnp.arange(config.attention_layers)
+            x_btd, new_fresh = jax.lax.scan(_reading(cached, layer), x_btd, (parameters, fresh, index_l))
         else:
-            x_btd, fresh = jax.lax.scan(layer, x_btd, (parameters, fresh, cached))
-        return model_norm(config, x_btd, self.norm), fresh
+            x_btd, new_fresh = jax.lax.scan(layer, x_btd, (parameters, fresh, cached))
+        return model_norm(config, x_btd, self.norm), new_fresh
 
     def layers_apart(self) -> list[nnx.State]:
-        """The parameters of each layer. Taken apart before a loop, they are not copied out of the whole in each of its
-        steps.
-        """
+        """The parameters of each layer, sliced out once before a loop instead of in each of its steps."""
         stacked = nnx.state(self.layers)
         parts = [jax.tree.map(lambda leaf: leaf[layer], stacked) for layer in range(self.config.num_layers)]  # noqa: B023
-        return jax.lax.optimization_barrier(parts)  # or the compiler would put the copies back into the loop
+        return jax.lax.optimization_barrier(parts)  # otherwise the compiler moves the slices back into the loop
 
-    def layer_function(self, rotary, attends_btj, at, attends_bs, segments_bt, valid_bt, remat):
-        """What is done at each step over the stacked layers: (x_btd, (parameters, fresh, cached)) -> (x_btd, fresh)."""
+    def layer_function(
+        self,
+        rotary: Rotary,
+        attends_btj: Bool[Array, "#b t j"] | None,
+        at: Int[Array, ""] | int,
+        attends_bs: Bool[Array, "b s"] | None,
+        segments_bt: Int[Array, "b t"] | None,
+        valid_bt: Bool[Array, "b t"] | None,
+        remat: bool,
+    ) -> LayerFunction[Cached | InPlace | None]:
+        """The body of the scan over the stacked layers; arguments as in `__call__`."""
         block = nnx.graphdef(self.layers)
 
-        def layer(x_btd, scanned):
+        def layer(
+            x_btd: Array, scanned: tuple[nnx.State, Fresh | None, Cached | InPlace | None]
+        ) -> tuple[Array, Fresh]:
             parameters, fresh, cached = scanned
             return nnx.merge(block, parameters)(x_btd, rotary, attends_btj, fresh, at, cached, attends_bs)
 
@@ -238,7 +260,7 @@ class Decoder(nnx.Module):
         return x_btd
 
     def unembed(self, hidden_btd: Float[Array, "*b d"]) -> Float[Array, "*b v"]:
-        """Logits, in float32 whatever the compute type."""
+        """Logits, in float32 for every compute type."""
         table = self.embedding if self.config.tie_embeddings else self.unembedding
         return jnp.einsum(
             "...d,vd->...v",
@@ -248,17 +270,28 @@ class Decoder(nnx.Module):
         )
 
 
-def _reading(whole: InPlace, layer):
-    """A layer that is given its place in the cache instead of its part of it."""
+def _reading(whole: InPlace, layer: LayerFunction[Cached | InPlace | None]) -> LayerFunction[Array]:
+    """A layer function that takes the index of its layer in the cache instead of a part of the cache."""
 
-    def placed(x_btd, scanned):
-        parameters, fresh, place = scanned
-        return layer(x_btd, (parameters, fresh, whole._replace(layer=place)))
+    def indexed(x_btd: Array, scanned: tuple[nnx.State, Fresh | None, Array]) -> tuple[Array, Fresh]:
+        parameters, fresh, index = scanned
+        return layer(x_btd, (parameters, fresh, whole._replace(layer=index)))
 
-    return placed
+    return indexed
 
 
-def feed_forward(block: nnx.Module, x_btd: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
+@runtime_checkable
+class _WithFeedForward(Protocol):
+    """The parameters of a layer's second half, in `Block` and in the hybrid's delta layer."""
+
+    config: ModelConfig
+    mlp_norm: nnx.Param
+    gate: nnx.Param
+    up: nnx.Param
+    down: nnx.Param
+
+
+def feed_forward(block: _WithFeedForward, x_btd: Float[Array, "b t d"]) -> Float[Array, "b t d"]:
     """The second half of a layer: x plus SwiGLU of its norm, with the layer's own parameters."""
     dtype = x_btd.dtype
     y_btd = model_norm(block.config, x_btd, block.mlp_norm)
@@ -268,18 +301,18 @@ def feed_forward(block: nnx.Module, x_btd: Float[Array, "b t d"]) -> Float[Array
 
 
 def out_scale_of(config: ModelConfig) -> float:
-    """Projections back into the residual stream start smaller, so that its variance does not grow with depth."""
+    """Initial scale of projections back into the residual stream, so that its variance does not grow with depth."""
     return (2 * config.num_layers) ** -0.5
 
 
 def model_norm(config: ModelConfig, x: Float[Array, "*b d"], scale: nnx.Param) -> Float[Array, "*b d"]:
-    """`rms_norm` as this model has it: hybrids store a scale as its distance from one."""
+    """`rms_norm` with the scale of this model: hybrids store it as its distance from one."""
     scale_d = scale[...].astype(jnp.float32)
     return rms_norm(x, scale_d + 1.0 if config.hybrid else scale_d, config.norm_eps)
 
 
 def rms_norm(x: Float[Array, "*b d"], scale_d: Float[Array, "d"], eps: float) -> Float[Array, "*b d"]:
-    """x over its root mean square along the last axis, times a learned scale; computed in float32."""
+    """x divided by its root mean square along the last axis, times a learned scale; computed in float32."""
     wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     return (wide * scale_d.reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)

@@ -4,14 +4,14 @@ A head keeps a matrix M (key width x value width). For each token, with decay a 
 (0, 1):
 
     M <- a M                          forget
-    M <- M + k (w (v - k'M))'         replace what the key recalls by the value, as far as w says
+    M <- M + k (w (v - k'M))'         move the value recalled by the key towards v, by the share w
     out = q'M
 
-`recurrent` does just that, token by token, and is what decoding uses. `chunked` does the same with matrix products
-over chunks of tokens, for prefill and training: within a chunk the values that are written solve a triangular system.
+`recurrent` does this token by token, for decoding. `chunked` computes the same with matrix products over chunks of
+tokens, for prefill and training: within a chunk the written values solve a triangular system.
 
-A token with write strength 0 and log decay 0 leaves the memory exactly as it is; that is how padding is kept out.
-All of it is in float32.
+A token with write strength 0 and log decay 0 leaves the memory exactly as it is; padding is masked that way.
+Everything is computed in float32.
 
 Source: Gated Delta Networks, https://arxiv.org/abs/2412.06464
 """
@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-# Tokens whose interactions are computed at once; the memory is handed on from chunk to chunk.
+# Tokens whose interactions are computed at once; the memory is carried from chunk to chunk.
 _CHUNK = 64
 # Triangular blocks up to this size are inverted by their powers.
 _BLOCK = 8
@@ -36,9 +36,9 @@ def recurrent(
     write_btu: Float[Array, "b t u"],
     memory_buxy: Float[Array, "b u x y"],
 ) -> tuple[Float[Array, "b t u y"], Float[Array, "b u x y"]]:
-    """What each token reads, and the memory after the last; one token after the other."""
+    """The read of each token, and the memory after the last; one token after the other."""
 
-    def token(memory_buxy, inputs):
+    def token(memory_buxy: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
         query_bux, key_bux, value_buy, log_decay_bu, write_bu = inputs
         memory_buxy = memory_buxy * jnp.exp(log_decay_bu)[..., None, None]
         recalled_buy = jnp.einsum("bux,buxy->buy", key_bux, memory_buxy)
@@ -66,15 +66,15 @@ def chunked(
     """The same through matrix products.
 
     Args:
-        segments_bt: packed sequences; a token reads what its own segment wrote. `memory_buxy` belongs to the first
-            token's segment, and the returned one to the last's.
+        segments_bt: segment ids of packed sequences; a token reads only what its own segment wrote. `memory_buxy`
+            belongs to the first token's segment, the returned memory to the last token's.
     """
     b, t, u, _ = query_btux.shape
     size = min(_CHUNK, max(_BLOCK, 1 << (t - 1).bit_length()))
     pad = -t % size
 
-    def in_chunks(part, mode="constant"):
-        """(b, t, u, ...) -> (a, b, u, i, ...): chunks first, the last one filled up."""
+    def in_chunks(part: Array, mode: str = "constant") -> Array:
+        """(b, t, u, ...) -> (a, b, u, i, ...): chunks first, the last one padded."""
         part = jnp.pad(part, ((0, 0), (0, pad)) + ((0, 0),) * (part.ndim - 2), mode=mode)
         return jnp.moveaxis(part.reshape(b, -1, size, *part.shape[2:]), (1, 3), (0, 2))
 
@@ -100,7 +100,7 @@ def chunked(
     until_end_abui = jnp.exp(since_start_abui[..., -1:] - since_start_abui) * lasting_ab1i
     carried_abu = jnp.exp(since_start_abui[..., -1]) * continues_ab1i[..., -1]
 
-    def chunk(memory_buxy, inputs):
+    def chunk(memory_buxy: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
         query_buix, scores_buij, written_buiy, recalls_buix, key_buix, carried_bu = inputs
         new_buiy = written_buiy - recalls_buix @ memory_buxy
         read_buiy = query_buix @ memory_buxy + scores_buij @ new_buiy
@@ -124,17 +124,17 @@ def chunked(
 
 
 def unit_triangular_inverse(lower: Float[Array, "*b i i"]) -> Float[Array, "*b i i"]:
-    """The inverse of I + (what `lower` has below its diagonal), through products of matrices only.
+    """The inverse of I plus the strictly lower part of `lower`, through matrix products only.
 
-    Blocks on the diagonal first: their strictly lower part N is nilpotent, so that the inverse of I + N is
+    Blocks on the diagonal first: their strictly lower part N is nilpotent, so the inverse of I + N is
     (I - N)(I + N^2)(I + N^4) for blocks of 8; larger ones would lose digits that way. Then pairs of neighbours:
 
         [A 0; B D]^-1 = [A^-1 0; -D^-1 B A^-1 D^-1]
 
-    LAPACK's solver is not used: with several devices on one host's CPU it waits for threads that wait for it.
+    LAPACK's solver is not used: with several devices on one host's CPU it deadlocks in its thread pool.
 
     Args:
-        lower: of a size that is a power of two, at least `_BLOCK`.
+        lower: matrices whose size is a power of two, at least `_BLOCK`.
     """
     size, width = _BLOCK, lower.shape[-1]
     first = jnp.tril(_diagonal_blocks(lower, size), -1)

@@ -1,9 +1,9 @@
 """`config.json` of published models, read into a `ModelConfig` and written from one.
 
-Reading is strict: a key that changes what a model computes and is not implemented here is an error, and so is a key
-that this file has never heard of. All problems of a file are in one message.
+Reading is strict: a key that changes what a model computes and is not implemented is an error, and so is an unknown
+key. One message lists all problems of a file.
 
-Source of keys and of what their absence means: the configuration classes of transformers 5.24.
+Source of keys and of their defaults: the configuration classes of transformers 5.24.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tbx_jax.config import ModelConfig, validated
 
 DENSE_TYPES = ("llama", "qwen2", "qwen3")
 HYBRID_TYPE = "qwen3_5_text"
-# The same language model beside an image encoder, which is not read. Its tensors and keys are carried along.
+# The same language model with an image encoder, which is not read. Its tensors and keys are copied when saving.
 COMPOSITE_TYPE = "qwen3_5"
 TYPES = (*DENSE_TYPES, HYBRID_TYPE, COMPOSITE_TYPE)
 ARCHITECTURES = {
@@ -27,7 +27,7 @@ ARCHITECTURES = {
 }
 _MIXTURES = ("moe", "mixtral", "next", "exp")  # parts of names of model types with experts
 
-# Keys that change nothing in what a language model computes.
+# Keys without effect on what a language model computes.
 _INERT = frozenset(
     [
         "_name_or_path",
@@ -68,12 +68,13 @@ def read_config(fields: Mapping[str, Any], dtype: str | None = None) -> tuple[Mo
     """Configuration and vocabulary of a published model.
 
     Args:
-        fields: of its `config.json`.
-        dtype: of the computation; None is the one that the file names.
+        fields: content of its `config.json`.
+        dtype: type of the computation; None is the type in the file.
 
     Raises:
-        CheckpointError: a type or options that are not implemented, keys that are missing or unknown; all at once.
-        ConfigError: values that cannot be.
+        CheckpointError: a type or options that are not implemented, keys that are missing or unknown; one message
+            lists all problems.
+        ConfigError: invalid values.
     """
     model_type = fields.get("model_type")
     if model_type not in TYPES:
@@ -106,7 +107,7 @@ def read_config(fields: Mapping[str, Any], dtype: str | None = None) -> tuple[Mo
 
 
 def _dense(keys: _Keys, model_type: str) -> dict[str, Any]:
-    """What is particular to dense models."""
+    """The keys of dense models."""
     num_heads, width = keys.take("num_attention_heads"), keys.peek("hidden_size")
     own_width = width // num_heads if isinstance(width, int) and isinstance(num_heads, int) and num_heads else None
     keys.must("attention_bias", False, absent=False)
@@ -132,7 +133,7 @@ def _dense(keys: _Keys, model_type: str) -> dict[str, Any]:
 
 
 def _hybrid(keys: _Keys) -> dict[str, Any]:
-    """What is particular to hybrids of the Qwen3.5 kind."""
+    """The keys of hybrids of the Qwen3.5 type."""
     keys.must("attention_bias", False, absent=False)
     keys.must("attn_output_gate", True, absent=True)
     keys.must("mamba_ssm_dtype", "float32", absent="float32")
@@ -161,7 +162,7 @@ def _hybrid(keys: _Keys) -> dict[str, Any]:
 
 
 def _delta_layers(keys: _Keys) -> int:
-    """How many delta layers stand before each layer of attention; the same number all through."""
+    """The number of delta layers before each attention layer, the same for all."""
     interval = keys.take("full_attention_interval", None)
     layers = keys.take("layer_types", None)
     num_layers = keys.peek("num_hidden_layers")
@@ -178,7 +179,7 @@ def _delta_layers(keys: _Keys) -> int:
 
 
 def _rope(keys: _Keys, kinds: tuple[str, ...]) -> tuple[Any, dict[str, Any] | None]:
-    """Base of the rotary positions and their scaling, from the old keys or the one of transformers 5."""
+    """Base and scaling of the rotary positions, from the keys of transformers 4 or 5."""
     old, new, theta = keys.take("rope_scaling", None), keys.take("rope_parameters", None), keys.take("rope_theta", None)
     rope = dict(new or old or {})
     theta = rope.get("rope_theta", theta)
@@ -203,17 +204,18 @@ def _rope(keys: _Keys, kinds: tuple[str, ...]) -> tuple[Any, dict[str, Any] | No
 
 
 class _Keys:
-    """The keys of a file, each taken once; problems are collected."""
+    """Reads the keys of a file, and collects problems."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
-        self._fields, self._taken = fields, set()
+        self._fields = fields
+        self._taken: set[str] = set()
         self.problems: list[str] = []
 
     def peek(self, key: str) -> Any:
         return self._fields.get(key)
 
     def take(self, key: str, absent: Any = _REQUIRED) -> Any:
-        """The value; `absent` where there is none (null counts as none)."""
+        """The value of a key; `absent` when it is missing or null."""
         self._taken.add(key)
         value = self._fields.get(key)
         if value is None:
@@ -224,7 +226,7 @@ class _Keys:
         return value
 
     def must(self, key: str, value: Any, *, absent: Any = _REQUIRED) -> None:
-        """Notes a problem when the key has any other value: nothing else is implemented."""
+        """Adds a problem when the key has any other value, since only `value` is implemented."""
         if (found := self.take(key, absent)) != value and not (found is None and absent is _REQUIRED):
             self.problems.append(f"{key} is {found!r}, implemented is {value!r} only")
 
@@ -233,8 +235,8 @@ class _Keys:
         unknown = sorted(set(self._fields) - self._taken - _INERT - {"model_type"})
         if unknown:
             self.problems.append(
-                f"unknown keys: {', '.join(unknown)} (a key that changes nothing in what the model computes may be "
-                f"taken out of the file)"
+                f"unknown keys: {', '.join(unknown)} (a key without effect on what the model computes may be removed "
+                f"from the file)"
             )
         if self.problems:
             raise CheckpointError(
@@ -243,7 +245,7 @@ class _Keys:
 
 
 def hub_type(config: ModelConfig) -> str | None:
-    """The published type that this model is, None when only tbx can run it."""
+    """The published type of this model, None when only tbx can run it."""
     if config.token_shift:
         return None
     if config.hybrid:
@@ -254,10 +256,11 @@ def hub_type(config: ModelConfig) -> str | None:
 
 
 def write_config(config: ModelConfig, vocabulary: int, dtype: str) -> dict[str, Any]:
-    """`config.json` of a model that has a published type, in keys that transformers 4 and 5 and servers understand."""
+    """`config.json` of a model that has a published type, with keys for transformers 4 and 5 and inference servers."""
     model_type = hub_type(config)
+    assert model_type is not None  # the caller writes other models in our own format
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    fields = {
+    fields: dict[str, Any] = {
         "architectures": [ARCHITECTURES[model_type]],
         "model_type": model_type,
         "vocab_size": vocabulary,

@@ -1,7 +1,7 @@
-"""Which tensor of a published checkpoint is which part of our parameters: names, shapes, orientation.
+"""The mapping from tensors of a published checkpoint to parts of our parameters: names, shapes, orientation.
 
 A checkpoint has a tensor for each layer, projections as (outputs, inputs) with flat axes; our parameters stack the
-layers and keep heads apart. Every place is used in both directions, so what is read is written back unchanged.
+layers and have an axis for heads. Each `Place` is used in both directions, so a tensor is written back as it was read.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import numpy as np
 from tbx_jax.config import ModelConfig
 from tbx_jax.models import Params
 
-# A prefix that composite checkpoints put before the names of their language model, in place of `model.`.
+# Prefix of the language model's names in composite checkpoints, instead of `model.`.
 COMPOSITE_PREFIX = "model.language_model."
 PREFIX = "model."
 TIED = "lm_head.weight"
 
 
 class Stored(enum.Enum):
-    """How a checkpoint stores a part of a parameter; `stored_shape` and the two conversions go by it."""
+    """How a checkpoint stores a part of a parameter, for `Place.stored_shape` and the two conversions."""
 
     SAME = "as it is"
     FLAT = "all axes as one"
@@ -73,13 +73,13 @@ _TOP = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor of a checkpoint lives in the parameters.
+    """The part of the parameters that a tensor of a checkpoint holds.
 
     Attributes:
-        path: of the parameter.
-        index: along its layer axes; () where it has none.
+        path: path of the parameter.
+        index: index along its layer axes; () without layer axes.
         natural: shape of that part in the parameter.
-        stored: how the checkpoint has it.
+        stored: format of the part in the checkpoint.
     """
 
     path: tuple[str, ...]
@@ -113,7 +113,7 @@ class Place:
 
 
 def places_of(config: ModelConfig, shapes: Params, prefix: str = PREFIX) -> dict[str, Place]:
-    """Name of the tensor -> place, for every tensor that parameters of these shapes have."""
+    """Name of the tensor -> place, for every tensor of parameters with these shapes."""
     places = {}
     for path, leaf in flat(shapes).items():
         name, stored = _described(path)

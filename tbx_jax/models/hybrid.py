@@ -1,10 +1,10 @@
-"""The hybrid decoder of the Qwen3.5 kind: gated delta nets, and after every few of them one layer of attention.
+"""The hybrid decoder of the Qwen3.5 type: periods of gated delta nets followed by one attention layer.
 
-Layers come in periods, `delta_layers` delta nets and one `Block`, and the periods are scanned: a parameter of a delta
-layer carries the axes `l e` (period, place in it), one of attention the axis `l`.
+A period is `delta_layers` delta nets and one `Block`, and the periods are scanned: a parameter of a delta layer has the
+axes `l e` (period, index in it), one of attention the axis `l`.
 
 A delta layer reads the past through a short causal convolution and a memory per head (`delta_rule`), so its cache has
-a fixed size. One token is computed in the recurrent form, more of them in the chunked one.
+a fixed size. A single token is computed in the recurrent form, several tokens in the chunked one.
 
 Source: Qwen3-Next and Qwen3.5 as in transformers 5.24 (facts, not code); Gated Delta Networks,
 https://arxiv.org/abs/2412.06464
@@ -12,28 +12,36 @@ https://arxiv.org/abs/2412.06464
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tbx_envs.errors import ConfigError
-from tbx_jax.config import ModelConfig
-from tbx_jax.models.attention import Fresh
+from tbx_jax.config import HybridConfig, ModelConfig
+from tbx_jax.models.attention import Cached, Fresh, InPlace
 from tbx_jax.models.cache import DeltaState, empty_states
-from tbx_jax.models.decoder import Block, Decoder, feed_forward, model_norm, out_scale_of, parameter, rms_norm
+from tbx_jax.models.decoder import (
+    Block,
+    Decoder,
+    LayerFunction,
+    Rotary,
+    feed_forward,
+    model_norm,
+    out_scale_of,
+    parameter,
+    rms_norm,
+)
 from tbx_jax.models.delta_rule import chunked, recurrent
 
 _UNIT_EPS = 1e-6  # under the root when queries and keys are scaled to length one
 
 
 class DeltaBlock(nnx.Module):
-    """One delta layer. Built with all of them stacked, called with one's parameters."""
+    """One delta layer. Built with the parameters of all delta layers stacked, called with those of one."""
 
     def __init__(self, config: ModelConfig):
-        hybrid, out_scale = config.hybrid, out_scale_of(config)
+        hybrid, out_scale = hybrid_of(config), out_scale_of(config)
         l, e = config.attention_layers, hybrid.delta_layers  # noqa: E741
         d, f, c, w = config.width, config.mlp_width, hybrid.channels, hybrid.conv_taps
         u, y = hybrid.value_heads, hybrid.value_width
@@ -62,7 +70,7 @@ class DeltaBlock(nnx.Module):
         segments_bt: Int[Array, "b t"] | None,
         valid_bt: Bool[Array, "b t"] | None,
     ) -> tuple[Float[Array, "b t d"], DeltaState]:
-        hybrid, dtype = self.config.hybrid, x_btd.dtype
+        hybrid, dtype = hybrid_of(self.config), x_btd.dtype
         y_btd = model_norm(self.config, x_btd, self.mixer_norm)
         mixed_btc = jnp.einsum("btd,dc->btc", y_btd, self.mixed[...].astype(dtype))
         known_bjc = jnp.concatenate([state.inputs_lebmc.astype(dtype), mixed_btc], axis=1)
@@ -92,12 +100,12 @@ class DeltaBlock(nnx.Module):
         self, mixed_btc: Float[Array, "b t c"]
     ) -> tuple[Float[Array, "b t u x"], Float[Array, "b t u x"], Float[Array, "b t u y"]]:
         """Queries, keys and values in float32: queries and keys of length one, each shared by several value heads."""
-        hybrid = self.config.hybrid
+        hybrid = hybrid_of(self.config)
         width = hybrid.key_heads * hybrid.key_width
         query, key, value = jnp.split(mixed_btc.astype(jnp.float32), [width, 2 * width], axis=-1)
         shape = mixed_btc.shape[:2]
 
-        def unit(part):
+        def unit(part: Array) -> Array:
             part = part.reshape(*shape, hybrid.key_heads, hybrid.key_width)
             part = part * jax.lax.rsqrt(jnp.sum(jnp.square(part), axis=-1, keepdims=True) + _UNIT_EPS)
             return jnp.repeat(part, hybrid.value_heads // hybrid.key_heads, axis=2)
@@ -107,7 +115,7 @@ class DeltaBlock(nnx.Module):
 
 
 class Period(nnx.Module):
-    """A few delta layers, then one of attention."""
+    """`delta_layers` delta layers, then one attention layer."""
 
     def __init__(self, config: ModelConfig):
         self.delta = DeltaBlock(config)
@@ -122,26 +130,42 @@ class HybridDecoder(Decoder):
         return Period(self.config)
 
     def start_buffer(self, rows: int, steps: int) -> Fresh | None:
-        """A start is a continuation of nothing: empty states."""
+        """Empty states: a sequence starts from them as if it continued an empty one."""
         return empty_buffer(self.config, rows, steps)
 
-    def layer_function(self, rotary, attends_btj, at, attends_bs, segments_bt, valid_bt, remat):
-        """As in `Decoder`, for a period: a scan over its delta layers, then its layer of attention."""
-        keep = functools.partial(jax.checkpoint, prevent_cse=False) if remat else lambda function: function
+    def layer_function(
+        self,
+        rotary: Rotary,
+        attends_btj: Bool[Array, "#b t j"] | None,
+        at: Int[Array, ""] | int,
+        attends_bs: Bool[Array, "b s"] | None,
+        segments_bt: Int[Array, "b t"] | None,
+        valid_bt: Bool[Array, "b t"] | None,
+        remat: bool,
+    ) -> LayerFunction[Cached | InPlace | None]:
+        """As in `Decoder`, for a period: a scan over its delta layers, then its attention layer."""
+        assert isinstance(self.layers, Period)  # from `build_layers`
         period = nnx.graphdef(self.layers)
         delta, block = nnx.graphdef(self.layers.delta), nnx.graphdef(self.layers.attention)
 
-        @keep
-        def delta_layer(x_btd, scanned):
+        def delta_layer(x_btd: Array, scanned: tuple[nnx.State, DeltaState]) -> tuple[Array, DeltaState]:
             own, state = scanned
             return nnx.merge(delta, own)(x_btd, state, segments_bt, valid_bt)
 
-        @keep
-        def attention_layer(x_btd, own, fresh, cached):
+        def attention_layer(
+            x_btd: Array, own: nnx.State, fresh: Fresh, cached: Cached | InPlace | None
+        ) -> tuple[Array, Fresh]:
             return nnx.merge(block, own)(x_btd, rotary, attends_btj, fresh, at, cached, attends_bs)
 
-        def layers(x_btd, scanned):
+        if remat:
+            delta_layer = jax.checkpoint(delta_layer, prevent_cse=False)
+            attention_layer = jax.checkpoint(attention_layer, prevent_cse=False)
+
+        def layers(
+            x_btd: Array, scanned: tuple[nnx.State, Fresh | None, Cached | InPlace | None]
+        ) -> tuple[Array, Fresh]:
             parameters, fresh, cached = scanned
+            assert fresh is not None and fresh.states is not None  # from `start_buffer`, or the caller's cache
             parts = nnx.merge(period, parameters)
             x_btd, states = jax.lax.scan(delta_layer, x_btd, (nnx.state(parts.delta), fresh.states))
             x_btd, new = attention_layer(x_btd, nnx.state(parts.attention), fresh._replace(states=None), cached)
@@ -150,9 +174,16 @@ class HybridDecoder(Decoder):
         return layers
 
 
+def hybrid_of(config: ModelConfig) -> HybridConfig:
+    """The sizes of the delta layers; only hybrid models have this module's layers."""
+    assert config.hybrid is not None
+    return config.hybrid
+
+
 def refuse_unfit(config: ModelConfig) -> None:
-    """Raises ConfigError for sizes of a hybrid that do not go together, all in one message."""
-    hybrid, period = config.hybrid, config.hybrid.delta_layers + 1
+    """Raises ConfigError for inconsistent sizes of a hybrid; one message lists all problems."""
+    hybrid = hybrid_of(config)
+    period = hybrid.delta_layers + 1
     problems = []
     if config.num_layers % period:
         problems.append(f"num_layers {config.num_layers} is not a multiple of {period} (delta_layers + 1)")
@@ -163,11 +194,11 @@ def refuse_unfit(config: ModelConfig) -> None:
             f"rotary_width {hybrid.rotary_width} is not an even number up to head_width {config.head_width}"
         )
     if problems:
-        raise ConfigError(f"model.hybrid: {'; '.join(problems)}. Change the sizes so that they go together.")
+        raise ConfigError(f"model.hybrid: {'; '.join(problems)}. Change the sizes so that they are consistent.")
 
 
 def empty_buffer(config: ModelConfig, rows: int, steps: int) -> Fresh:
-    """Room for the keys and values of `steps` tokens, and states of delta layers at the start."""
+    """Room for the keys and values of `steps` tokens, and initial states of delta layers."""
     shape = (config.attention_layers, rows, steps, config.num_kv_heads, config.head_width)
     keys = jnp.zeros(shape, config.dtype)
     return Fresh(keys, keys, empty_states(config, rows))
@@ -179,9 +210,10 @@ def causal_convolution(
     """SiLU of each channel's weighted sum over a token's input and the w - 1 before it.
 
     Args:
-        known_bjc: inputs, the w - 1 before the first token included.
-        taps_cw: the last tap weighs the token's own input.
-        segments_bt: a token sees inputs of its own segment only; what came before the first token is in none.
+        known_bjc: inputs, with the w - 1 inputs before the first token.
+        taps_cw: weights; the last tap weighs the token's own input.
+        segments_bt: segment ids; a token sees inputs of its own segment only, and inputs before the first token belong
+            to no segment.
     """
     w = taps_cw.shape[1]
     t = known_bjc.shape[1] - (w - 1)

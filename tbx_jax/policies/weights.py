@@ -1,18 +1,18 @@
-"""A policy on disk: one folder with everything that is needed to run it, in the layout of the Hugging Face Hub.
+"""A policy on disk: one folder with everything needed to run it, in the layout of the Hugging Face Hub.
 
     config.json              of a published type (llama, qwen2, qwen3, qwen3_5), or our own `tbx_decoder`
     model.safetensors        a tensor for each layer, named and oriented as in published checkpoints; large ones have
                              numbered parts and an index
     generation_config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja, ...
 
-Loading is strict both ways: a tensor that is missing, unused or of another shape is an error, and one message lists
-all of them. Tensors go from the file straight to where the mesh rules put them, so the weights are in memory once.
-Saving writes beside the folder first and renames, so a folder is whole or not there. What was saved is loaded bit for
-bit.
+Loading is strict: a tensor that is missing, unused or of another shape is an error, and one message lists all of them.
+Tensors are read from the file directly into the placement of the mesh rules, so the weights are in memory once. Saving
+writes a temporary folder and renames it, so a folder is complete or absent. A saved policy loads bit for bit.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.resources
 import json
 import logging
@@ -34,10 +34,11 @@ from tbx_envs.errors import CheckpointError, ConfigError, did_you_mean
 from tbx_envs.thinkingbox.dataset.guard import MARK_FILE, mark_policy
 from tbx_jax.config import ModelConfig, validated
 from tbx_jax.mesh import shardings_of
-from tbx_jax.models import Model, Params, abstract, parameter_letters
+from tbx_jax.models import Model, Params, abstract, parameter_axes
 from tbx_jax.models.hub_config import COMPOSITE_TYPE, hub_type, read_config, write_config
 from tbx_jax.models.hub_tensors import COMPOSITE_PREFIX, PREFIX, TIED, Place, flat, nested, places_of
 from tbx_jax.policies import smollm2
+from tbx_jax.policies.hub_policy import hub_folder, is_hub_name
 from tbx_jax.policies.tensor_files import Tensor, TensorFiles, write_tensors
 
 if TYPE_CHECKING:
@@ -47,21 +48,21 @@ Precision = Literal["float32", "bfloat16"]
 
 # Policies that come with the package, as folders of `tbx_jax`.
 SHIPPED = ("nano",)
-# Policies by name: the shipped ones, and one that another package brings.
+# Policies by name: the shipped ones, and one from another package.
 NAMED = (*SHIPPED, smollm2.NAME)
 MODEL_TYPE = "tbx_decoder"
-# Keys that the first folders of our own type do not have, and what they mean by that.
+# Keys that the first folders of our own type do not have, with their defaults.
 _LATER_KEYS = {"rope_scaling": None, "qkv_bias": False, "hybrid": None}
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
 _WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
-# What a policy's folder may hold beside configuration and weights; copied as it is from folder to folder.
+# Other files that a policy's folder may have, copied unchanged from folder to folder.
 _COMPANIONS = frozenset(
     f"""{_GENERATION} tokenizer.json tokenizer_config.json chat_template.jinja special_tokens_map.json added_tokens.json
     vocab.json merges.txt tokenizer.model chat_template.json preprocessor_config.json video_preprocessor_config.json
     processor_config.json""".split()
 ) | {MARK_FILE}
-# Tensors of published hybrids that are no part of the language model: image encoder, draft head. They are not read,
-# and go along when a policy is saved like the one it came from.
+# Tensors of published hybrids that are not part of the language model: image encoder, draft head. They are not read,
+# and are copied when a policy is saved with `like`.
 _CARRIED = ("model.visual.", "mtp.")
 
 
@@ -73,17 +74,16 @@ def load_policy(
     dtype: Precision | None = None,
     param_dtype: Precision | None = "float32",
 ) -> tuple[Model, Params, PreTrainedTokenizerBase]:
-    """A policy from a folder, or one by name (`nano`, `smollm2`).
+    """A policy from a folder, or by name (`nano`, `smollm2`, `org/name` of the Hugging Face Hub).
 
     Args:
-        folder_or_name: where from.
-        mesh, rules: where parameters go; None is the default device.
-        dtype: of the computation; None is the one that the policy names.
-        param_dtype: of the parameters in memory; None is as stored, which is enough for sampling.
+        folder_or_name: folder or name of the policy.
+        mesh, rules: placement of the parameters; None is the default device.
+        dtype: type of the computation; None is the type in the policy's configuration.
+        param_dtype: type of the parameters in memory; None is as stored, which is enough for sampling.
 
     Raises:
-        CheckpointError: no such policy, files that are missing or do not fit together, a model that is not
-            implemented.
+        CheckpointError: no such policy, files that are missing or inconsistent, or a model that is not implemented.
         ConfigError: parameters that the mesh does not divide.
     """
     model, params = load_model(folder_or_name, mesh=mesh, rules=rules, dtype=dtype, param_dtype=param_dtype)
@@ -91,7 +91,7 @@ def load_policy(
     if len(tokenizer) > model.vocabulary:
         raise CheckpointError(
             f"{folder_or_name}: the tokenizer has {len(tokenizer)} tokens, the model a vocabulary of "
-            f"{model.vocabulary}; they belong to different policies, take both files from one"
+            f"{model.vocabulary}; they belong to different policies, take both from one policy"
         )
     return model, params, tokenizer
 
@@ -100,19 +100,21 @@ def policy_folder(folder_or_name: str | os.PathLike[str]) -> pathlib.Path:
     """The folder of a policy, given as a path or by name; `smollm2` is a single file.
 
     Raises:
-        CheckpointError: no such policy.
+        CheckpointError: no such policy, or one of the Hub that cannot be downloaded.
     """
     if str(folder_or_name) in SHIPPED:
         return pathlib.Path(str(importlib.resources.files("tbx_jax.policies") / str(folder_or_name)))
     if str(folder_or_name) == smollm2.NAME:
         return smollm2.gguf_path()
-    folder = pathlib.Path(folder_or_name)
+    from_hub = is_hub_name(folder_or_name)
+    folder = hub_folder(os.fspath(folder_or_name)) if from_hub else pathlib.Path(folder_or_name)
     if not (folder / _CONFIG).is_file():
         found = "there is a folder without one" if folder.is_dir() else "there is no such folder"
+        found = "the repository has none" if from_hub else found
         raise CheckpointError(
-            f"policy {str(folder_or_name)!r}: wanted a folder with {_CONFIG}, {found}."
+            f"policy {str(folder_or_name)!r}: expected a folder with {_CONFIG}, {found}."
             f"{did_you_mean(str(folder_or_name), NAMED)} Give a policy's folder, or a policy by name: "
-            f"{', '.join(NAMED)}."
+            f"{', '.join(NAMED)}, or org/name of the Hugging Face Hub."
         )
     return folder
 
@@ -138,12 +140,12 @@ def load_model(
     _refuse_misfits(folder, source, places, model.config)
     shardings = None
     if mesh is not None:
-        shardings = flat(shardings_of(wanted, parameter_letters(model), mesh, rules or {}))
+        shardings = flat(shardings_of(wanted, parameter_axes(model), mesh, rules or {}))
     return model, _read_params(source, places, wanted, shardings, param_dtype)
 
 
 def _model_of(folder: pathlib.Path, fields: dict[str, Any], dtype: Precision | None) -> tuple[Model, Params]:
-    """The model that a `config.json` describes, and the shapes of its parameters."""
+    """The model of a `config.json`, and the shapes of its parameters."""
     try:
         if fields.get("model_type") == MODEL_TYPE:
             own = {key: value for key, value in fields.items() if key not in ("model_type", "vocabulary")}
@@ -153,11 +155,11 @@ def _model_of(folder: pathlib.Path, fields: dict[str, Any], dtype: Precision | N
             config, vocabulary = read_config(fields, dtype)
         return abstract(config, vocabulary)
     except (ValueError, KeyError, TypeError, ConfigError, CheckpointError) as error:
-        raise CheckpointError(f"{folder / _CONFIG}: {_said(error)}") from error
+        raise CheckpointError(f"{folder / _CONFIG}: {_explained(error)}") from error
 
 
-def _said(error: Exception) -> str:
-    """Our own errors speak for themselves."""
+def _explained(error: Exception) -> str:
+    """The message of one of our own errors; any other error with its type."""
     return str(error) if isinstance(error, (ConfigError, CheckpointError)) else f"{type(error).__name__}: {error}"
 
 
@@ -180,10 +182,10 @@ class TensorSource(Protocol):
     def __contains__(self, name: str) -> bool: ...
     def __getitem__(self, name: str) -> np.ndarray: ...
     def described(self, name: str) -> tuple[np.dtype, tuple[int, ...]]:
-        """Type and shape, without reading."""
+        """Type and shape, without reading the tensor."""
 
     def forget(self) -> None:
-        """Gives back memory that reading took."""
+        """Releases the memory of tensors read so far."""
 
 
 def _refuse_misfits(
@@ -203,8 +205,8 @@ def _refuse_misfits(
     if missing or unused or misfits:
         counts = [
             f"{len(misfits)} of {len(places)} tensors do not fit",
-            f"{len(missing)} missing: {', '.join(missing)}" if missing else "none is missing",
-            f"{len(unused)} unused: {', '.join(unused)}" if unused else "none is unused",
+            f"{len(missing)} missing: {', '.join(missing)}" if missing else "none missing",
+            f"{len(unused)} unused: {', '.join(unused)}" if unused else "none unused",
         ]
         raise CheckpointError(
             f"{folder}: {'; '.join([*misfits, *counts])}. Take {_CONFIG} and weights from the same policy."
@@ -216,7 +218,7 @@ def _is_carried(name: str, config: ModelConfig) -> bool:
 
 
 def _is_tied_copy(source: TensorSource, places: Mapping[str, Place]) -> bool:
-    """True when the checkpoint of a tied model holds its embedding a second time, as some published ones do."""
+    """True when the checkpoint of a tied model stores its embedding twice, as some published ones do."""
     embedding = next(name for name, place in places.items() if place.path == ("embedding",))
     if embedding not in source or source.described(TIED) != source.described(embedding):
         return False
@@ -236,19 +238,16 @@ def _read_params(
     shardings: Mapping[tuple[str, ...], jax.sharding.Sharding] | None,
     param_dtype: Precision | None,
 ) -> Params:
-    """One parameter after the other, each shard of it read by itself."""
+    """The parameters, read one at a time and each shard separately."""
     by_path: dict[tuple[str, ...], dict[tuple[int, ...], tuple[str, Place]]] = {}
     for name, place in places.items():
         by_path.setdefault(place.path, {})[place.index] = name, place
-    params = {}
+    params: dict[tuple[str, ...], jax.Array] = {}
     for path, leaf in flat(wanted).items():
         parts = by_path[path]
         stored = (source.described(name)[0] for name, _ in parts.values())
         dtype = jnp.dtype(param_dtype) if param_dtype else jnp.result_type(*stored)
-
-        def read(index: tuple[slice, ...], parts=parts, shape=leaf.shape, dtype=dtype) -> np.ndarray:
-            return _read_part(source, parts, shape, index, dtype)
-
+        read = functools.partial(_read_part, source, parts, leaf.shape, dtype)
         if shardings is None:
             params[path] = jax.device_put(read(tuple(slice(None) for _ in leaf.shape)))
         else:
@@ -262,10 +261,11 @@ def _read_part(
     source: TensorSource,
     parts: Mapping[tuple[int, ...], tuple[str, Place]],
     shape: tuple[int, ...],
-    index: tuple[slice, ...],
     dtype: np.dtype,
+    index: tuple[slice, ...] | None,
 ) -> np.ndarray:
     """The part of a parameter at `index`, from the tensors of its layers."""
+    assert index is not None  # None is for arrays that other processes hold, and there is one process
     ranges = [range(size)[part] for size, part in zip(shape, index, strict=True)]
     array = np.empty([len(part) for part in ranges], dtype)
     for layer, (name, place) in parts.items():
@@ -292,7 +292,7 @@ def load_tokenizer(folder_or_name: str | os.PathLike[str]) -> PreTrainedTokenize
 
 
 def _import_transformers() -> Any:
-    """transformers, without its remark that torch is not installed: nothing here wants torch."""
+    """transformers, without its log message that torch is not installed: nothing here needs torch."""
     torch_remark = lambda record: "PyTorch was not found" not in record.getMessage()  # noqa: E731
     logger = logging.getLogger("transformers")
     logger.addFilter(torch_remark)
@@ -310,24 +310,24 @@ def export_policy(
     dtype: Precision | None,
     chat_template: Literal["tools", "compact"] | None = None,
 ) -> pathlib.Path:
-    """Writes a policy as a folder that other programs load: `tbx export`.
+    """Writes a policy as a folder that other programs can load: `tbx export`.
 
-    Configuration, tokenizer and whatever else the policy's folder holds stay as they are.
+    Configuration, tokenizer and the other files of the policy's folder are copied unchanged.
 
     Args:
-        policy: a folder or a name.
-        folder: to write; a policy that is there is replaced.
-        dtype: of the tensors; None is as they are, byte for byte.
-        chat_template: one of ours in place of the policy's own (`tbx_envs.chat.chatml`).
+        policy: folder or name of the policy.
+        folder: folder to write; an existing policy is replaced.
+        dtype: type of the tensors; None copies them byte for byte.
+        chat_template: template of `tbx_envs.chat.chatml` that replaces the policy's own; None keeps it.
 
     Raises:
-        CheckpointError: a policy of our own type, which nothing else can run; or as `load_policy`, `save_policy`.
+        CheckpointError: a policy of our own type, which no other program can run; or as `load_policy`, `save_policy`.
     """
     model, params, tokenizer = load_policy(policy, param_dtype=None)
     if hub_type(model.config) is None:
         raise CheckpointError(
             f"policy {str(policy)!r} has parts that no published model type has (token shift), so other programs "
-            f"cannot run it; its own folder is all there is. Export policies of type llama, qwen2, qwen3 or qwen3_5."
+            f"cannot run it. Export policies of type llama, qwen2, qwen3 or qwen3_5."
         )
     if chat_template is not None:
         tokenizer.chat_template = CHAT_TEMPLATES[chat_template]
@@ -345,27 +345,27 @@ def save_policy(
     dtype: Precision | None = "float32",
     marked: bool = False,
 ) -> None:
-    """Writes a policy's folder; a policy that is there is replaced as a whole.
+    """Writes a policy's folder; an existing policy is replaced as a whole.
 
     Args:
-        folder: to write.
-        model, params, tokenizer: the policy.
-        like: the policy that it came from. What this package does not know of goes along from there unchanged: keys
-            of `config.json`, the tokenizer's and generation's files, tensors of an image encoder. Only the chat
-            template is the tokenizer's.
-        dtype: of the tensors; None is that of each tensor in `like`, float32 without it.
-        marked: the policy was trained on tasks of the benchmark (`tbx_envs.thinkingbox.dataset.guard`).
+        folder: folder to write.
+        model, params, tokenizer: parts of the policy.
+        like: policy that it was trained from. Everything that this package does not read is copied from it: keys of
+            `config.json`, files of tokenizer and generation, tensors of an image encoder. Only the chat template is the
+            tokenizer's.
+        dtype: type of the tensors; None is the type of each tensor in `like`, float32 without `like`.
+        marked: True when the policy was trained on tasks of the benchmark (`tbx_envs.thinkingbox.dataset.guard`).
 
     Raises:
-        CheckpointError: parameters that are not those of the model, a model that is not that of `like`, or a folder
-            that has other files too.
+        CheckpointError: parameters that do not fit the model, a model other than that of `like`, or a folder with other
+            files.
     """
     folder = pathlib.Path(folder)
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     others = sorted(name for name in names - _COMPANIONS - {_CONFIG} if not _WEIGHTS.fullmatch(name))
     if others:
         raise CheckpointError(
-            f"{folder}: not saved, replacing the folder would delete {', '.join(others)}; give a folder for the "
+            f"{folder}: not saved, since replacing the folder would delete {', '.join(others)}; give a folder for the "
             f"policy alone"
         )
     origin = policy_folder(like) if like is not None else None
@@ -395,9 +395,8 @@ def save_policy(
 
 
 def _config_to_write(model: Model, origin: pathlib.Path | None, dtype: Precision | None) -> dict[str, Any]:
-    """`config.json`: that of the origin with the type of the computation, or one of its own."""
-    fields = None if origin is None else _read_json(origin / _CONFIG)
-    if fields is not None and fields.get("model_type") != MODEL_TYPE:
+    """`config.json`: that of the origin with the type of the computation, or a new one."""
+    if origin is not None and (fields := _read_json(origin / _CONFIG)).get("model_type") != MODEL_TYPE:
         if (there := _model_of(origin, fields, model.config.dtype)[0]) != model:
             raise CheckpointError(
                 f"the model is {model.config} with a vocabulary of {model.vocabulary}, that of {origin} is "
@@ -410,12 +409,12 @@ def _config_to_write(model: Model, origin: pathlib.Path | None, dtype: Precision
 
 
 def _named_dtype(model: Model, dtype: Precision | None) -> str:
-    """What `config.json` says: narrow tensors are computed with as they are, wide ones as the model is configured."""
+    """The type in `config.json`: bfloat16 for tensors in bfloat16, else the model's compute type."""
     return "bfloat16" if dtype == "bfloat16" else model.config.dtype
 
 
 def _with_dtype(fields: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """The fields with every key that names the type set to it; also in the parts of a composite."""
+    """The fields with this type, also in the language model's part of a composite."""
     changed = {key: _with_dtype(value, dtype) if key == "text_config" else value for key, value in fields.items()}
     keys = {"dtype", "torch_dtype"} & set(changed)
     if not keys and "text_config" not in changed:
@@ -426,7 +425,7 @@ def _with_dtype(fields: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 def _tensors_to_write(
     model: Model, params: Params, prefix: str, origin: pathlib.Path | None, dtype: Precision | None
 ) -> list[Tensor]:
-    """All tensors of the folder; their numbers are fetched when they are written."""
+    """All tensors of the folder; their arrays are fetched when they are written."""
     _refuse_foreign(model, params)
     arrays = flat(params)
     before = TensorFiles(origin) if origin is not None else None
@@ -450,10 +449,10 @@ def _tensors_to_write(
         if TIED in before and TIED not in places:
             tensors.append(tensor(TIED, next(place for place in places.values() if place.path == ("embedding",))))
         tensors += [
-            Tensor(name, shape, dtype, lambda name=name: before[name])
+            Tensor(name, shape, stored, functools.partial(before.__getitem__, name))
             for name in before
             if _is_carried(name, model.config)
-            for dtype, shape in [before.described(name)]
+            for stored, shape in [before.described(name)]
         ]
     return tensors
 
@@ -468,7 +467,7 @@ def _refuse_foreign(model: Model, params: Params) -> None:
     ]
     if problems:
         raise CheckpointError(
-            f"the parameters are not the model's: {'; '.join(problems)}. Save a model with its own parameters."
+            f"the parameters do not fit the model: {'; '.join(problems)}. Save a model with its own parameters."
         )
 
 
@@ -476,29 +475,29 @@ def model_tensors(model: Model, params: Params) -> dict[str, np.ndarray]:
     """The parameters as the float32 tensors of a file.
 
     Raises:
-        CheckpointError: parameters that are not those of the model.
+        CheckpointError: parameters that do not fit the model.
     """
     tensors: Sequence[Tensor] = _tensors_to_write(model, params, PREFIX, None, "float32")
     return {tensor.name: np.ascontiguousarray(tensor.array(), tensor.dtype) for tensor in tensors}
 
 
 def _write_companions(folder: pathlib.Path, model: Model, tokenizer: PreTrainedTokenizerBase) -> None:
-    """The tokenizer's files; for published types also what a server wants to know of it."""
+    """The tokenizer's files; for published types also the files that inference servers read."""
     tokenizer.save_pretrained(folder)
     if hub_type(model.config) is None:
         return
     settings = _read_json(folder / "tokenizer_config.json")
-    # The name that transformers 4 knows as well.
+    # The class name that transformers 4 knows as well.
     _write_json(folder / "tokenizer_config.json", settings | {"tokenizer_class": "PreTrainedTokenizerFast"})
     ids = {key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     _write_json(folder / _GENERATION, {key: value for key, value in ids.items() if value is not None})
 
 
 def _keep_template(folder: pathlib.Path, origin: pathlib.Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Makes the copied files say the tokenizer's chat template, if they do not already."""
+    """Writes the tokenizer's chat template into the copied files, if they have another."""
     if tokenizer.chat_template == load_tokenizer(origin).chat_template:
         return
-    (folder / "chat_template.json").unlink(missing_ok=True)  # another program might read that instead
+    (folder / "chat_template.json").unlink(missing_ok=True)  # other programs might read it instead
     (folder / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
     settings = _read_json(folder / "tokenizer_config.json")
     if settings.pop("chat_template", None) is not None:

@@ -1,1 +1,1 @@
-"""The sampler: many episodes written together, each cache alive as long as its episode."""
+"""The sampler: turns of many episodes decoded together, each with a cache row that lives as long as the episode."""

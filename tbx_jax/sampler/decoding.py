@@ -1,7 +1,7 @@
-"""What the sampler runs on the device: take given tokens in, write tokens, keep both in the cache.
+"""The sampler's programs on the device: prefill given tokens, decode new ones, commit both to the cache.
 
-`take_in` and `write` only read the cache and return what they computed; `keep` is the only function that changes it,
-in place. So dispatches for different slots may run at the same time, and each of the three is compiled once per
+`prefill` and `decode` only read the cache and return their results; `commit` is the only function that changes it, in
+place. So dispatches for different rows may run at the same time, and each of the three is compiled once for each
 combination of its static arguments and shapes.
 """
 
@@ -17,26 +17,27 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from tbx_jax.keys import as_keys
 from tbx_jax.models import Model, Params, append_fresh, fresh_buffer, readable, with_cache
-from tbx_jax.models.attention import Cached, Fresh
+from tbx_jax.models.attention import Cached, Fresh, InPlace
 from tbx_jax.models.cache import Cache
 from tbx_jax.models.decoder import Decoder
 from tbx_jax.sampler.sampling import gumbel_noise, sample
+from tbx_jax.shapes import HostOrDevice
 
 R = TypeVar("R")
 
-# Models with more layers are decoded with a loop over layers: compiled soon, and a copy of each layer's cache more.
+# Models with more layers are decoded with a scan over layers: it compiles faster, and copies each layer's cache once.
 _UNROLLED_LAYERS = 8
-# Up to so many numbers of noise are made before the first step, which is faster than step by step: 16 MB of float32.
+# Up to this size, noise is drawn before the first step, which is faster than step by step: 16 MB of float32.
 _NOISE_AT_ONCE = 2**22
 
 
-class Unsaved(NamedTuple):
-    """What was computed for some rows and is not in the cache yet.
+class Uncommitted(NamedTuple):
+    """Results for some rows that are not committed to the cache yet.
 
     Attributes:
-        fresh: keys and values of `tokens_bj`, and states after those that count.
-        tokens_bj: ids that were fed.
-        count_b: how many of them count, from the left.
+        fresh: keys and values of `tokens_bj`, and states after the valid ones.
+        tokens_bj: ids that were fed to the model.
+        count_b: number of valid tokens in each row, on the left.
     """
 
     fresh: Fresh
@@ -44,8 +45,15 @@ class Unsaved(NamedTuple):
     count_b: Int[Array, "b"]
 
 
-class Written(NamedTuple):
-    """What a dispatch wrote: the first `count_b` places of each row."""
+class Decoded(NamedTuple):
+    """Tokens sampled by a dispatch: the first `count_b` of each row are valid.
+
+    Attributes:
+        tokens_bj: token ids.
+        logps_bj: log pi of each token, in nats at the sampling temperature.
+        count_b: number of valid tokens in each row.
+        stopped_b: True when the last valid token ends the turn.
+    """
 
     tokens_bj: Int[Array, "b j"]
     logps_bj: Float[Array, "b j"]
@@ -54,25 +62,25 @@ class Written(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """What `write` must know about each row's turn.
+    """The turn of each row, as input of `decode`: built on the host, read on the device.
 
     Attributes:
-        last_b: the row's last token, which is not in the cache yet.
-        key_bits_b2: of the turn's key.
-        index_b: how many tokens the turn has already.
-        num_left_b: how many more it may have; 0 for rows that do not write.
-        temperature_b: of sampling.
+        last_b: last token of the row, not in the cache yet.
+        key_bits_b2: bits of the turn's random key.
+        index_b: number of tokens that the turn has already.
+        num_left_b: number of tokens that the turn may still have; 0 for idle rows.
+        temperature_b: sampling temperature.
     """
 
-    last_b: Int[Array, "b"]
-    key_bits_b2: UInt32[Array, "b 2"]
-    index_b: Int[Array, "b"]
-    num_left_b: Int[Array, "b"]
-    temperature_b: Float[Array, "b"]
+    last_b: Int[HostOrDevice, "b"]
+    key_bits_b2: UInt32[HostOrDevice, "b 2"]
+    index_b: Int[HostOrDevice, "b"]
+    num_left_b: Int[HostOrDevice, "b"]
+    temperature_b: Float[HostOrDevice, "b"]
 
 
 @functools.partial(jax.jit, static_argnames=("model", "attend_length"))
-def take_in(
+def prefill(
     model: Model,
     params: Params,
     cache: Cache,
@@ -81,25 +89,31 @@ def take_in(
     num_new_b: Int[Array, "b"],
     *,
     attend_length: int | None,
-) -> Unsaved:
-    """Computes a chunk of given tokens for some slots; nothing is sampled.
+) -> Uncommitted:
+    """Keys, values and states of a chunk of given tokens in some cache rows; nothing is sampled.
 
     Args:
-        attend_length: how much of the cache is taken out and read; None reads it in place.
+        slot_b: indices of the cache rows.
+        tokens_bt: chunk of each row, valid tokens on the left.
+        num_new_b: number of valid tokens in each chunk.
+        attend_length: number of cache positions to copy out and read; None reads the cache in place.
     """
     _, fresh = with_cache(model, params, tokens_bt, cache, attend_length, slot_b, num_new_b)
-    return Unsaved(fresh, tokens_bt, num_new_b)
+    return Uncommitted(fresh, tokens_bt, num_new_b)
 
 
 @functools.partial(jax.jit, static_argnames=("placement",), donate_argnames=("cache",))
-def keep(cache: Cache, slot_b: Int[Array, "b"] | None, unsaved: Unsaved, *, placement: Cache | None) -> Cache:
-    """The cache with what was computed for some slots (None: all of them in order)."""
-    cache = append_fresh(cache, unsaved.fresh, unsaved.tokens_bj, unsaved.count_b, slot_b)
+def commit(cache: Cache, slot_b: Int[Array, "b"] | None, uncommitted: Uncommitted, *, placement: Cache | None) -> Cache:
+    """The cache with the results for some rows (`slot_b` None: all of them in order) appended.
+
+    Takes ownership of `cache`: its buffers are donated.
+    """
+    cache = append_fresh(cache, uncommitted.fresh, uncommitted.tokens_bj, uncommitted.count_b, slot_b)
     return cache if placement is None else jax.lax.with_sharding_constraint(cache, placement)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "steps", "draws", "top_k", "top_p", "attend_length"))
-def write(
+def decode(
     model: Model,
     params: Params,
     cache: Cache,
@@ -112,26 +126,33 @@ def write(
     top_k: int | None,
     top_p: float,
     attend_length: int | None,
-) -> tuple[Written, Unsaved]:
-    """Up to `steps` tokens for each row; ends early when no row writes any more.
+) -> tuple[Decoded, Uncommitted]:
+    """Up to `steps` sampled tokens for each row; ends early when every turn has ended.
 
-    The cache is only read; the steps keep their own keys and values in a small buffer.
-    A row that has ended goes on computing, and nothing of that counts.
+    The cache is only read; keys and values of the steps are in a small buffer. A row whose turn has ended is still
+    computed, and its results are ignored.
 
     Args:
-        slot_b: the rows' slots; None is all of them in order.
+        slot_b: indices of the cache rows; None is all of them in order.
+        turns: turn of each row.
         end_ids: tokens that end a turn.
-        draws: False when every row takes the most likely token, which saves the noise.
-        attend_length: how much of the cache is taken out once and read; None reads it in place.
+        steps: number of decode steps.
+        draws: False when every row takes the most likely token, which needs no noise.
+        top_k, top_p: as in `tbx_jax.sampler.sampling.truncate`.
+        attend_length: number of cache positions to copy out once and read; None reads the cache in place.
     """
+    last_b, key_bits_b2, index_b, num_left_b, temperature_b = map(jnp.asarray, turns)  # on the device already
     decoder: Decoder = nnx.merge(model.graphdef, params)
-    cached, attends_bs = readable(cache, attend_length, slot_b, turns.num_left_b > 0)
-    buffer, apart = fresh_buffer(model, cache, steps, slot_b), None
-    if isinstance(cached, Cached) and model.config.hybrid is None and model.config.num_layers <= _UNROLLED_LAYERS:
-        apart, cached, buffer = decoder.layers_apart(), _apart(cached), _apart(buffer)
-    length_b = cache.length_b if slot_b is None else cache.length_b[slot_b]
+    whole, attends_bs = readable(cache, attend_length, slot_b, num_left_b > 0)
+    stacked_buffer = fresh_buffer(model, cache, steps, slot_b)
+    buffer: Fresh | list[Fresh] = stacked_buffer
+    cached: Cached | list[Cached] | InPlace | None = whole
+    apart = None
+    if isinstance(whole, Cached) and model.config.hybrid is None and model.config.num_layers <= _UNROLLED_LAYERS:
+        apart, cached, buffer = decoder.layers_apart(), _apart(whole), _apart(stacked_buffer)
+    length_b, recent_bm = cache.rows(slot_b)
     place_j = jnp.arange(steps)
-    noise = _Noise.of(turns, steps, model.vocabulary) if draws else None
+    noise = _Noise.of(key_bits_b2, index_b, steps, model.vocabulary) if draws else None
 
     def step_once(state: _Steps) -> _Steps:
         hidden_btd, fresh = decoder(
@@ -139,7 +160,7 @@ def write(
             state.recent_bm,
             (length_b + state.step)[:, None],
             (place_j <= state.step)[None, None, :],
-            valid_bt=state.writes_b[:, None],
+            valid_bt=state.active_b[:, None],
             fresh=state.fresh,
             at=state.step,
             cached=cached,
@@ -148,34 +169,38 @@ def write(
         )
         token_b, logp_b = sample(
             decoder.unembed(hidden_btd[:, 0]),
-            turns.temperature_b,
+            temperature_b,
             noise.at(state.step) if noise else None,
             top_k=top_k,
             top_p=top_p,
         )
-        return state.after(token_b, logp_b, fresh, turns.num_left_b, end_ids)
+        return state.after(token_b, logp_b, fresh, num_left_b, end_ids)
 
-    recent_bm = cache.recent_bm if slot_b is None else cache.recent_bm[slot_b]
     end = jax.lax.while_loop(
-        lambda state: (state.step < steps) & jnp.any(state.writes_b),
+        lambda state: (state.step < steps) & jnp.any(state.active_b),
         step_once,
-        _Steps.start(turns, recent_bm, buffer, steps),
+        _Steps.start(last_b, num_left_b, recent_bm, buffer, steps),
     )
-    fresh = end.fresh if apart is None else jax.tree.map(lambda *layers: jnp.stack(layers), *end.fresh)
-    fed_bj = jnp.concatenate([turns.last_b[:, None], end.tokens_bj[:, :-1]], axis=1)
-    return Written(end.tokens_bj, end.logps_bj, end.count_b, end.stopped_b), Unsaved(fresh, fed_bj, end.count_b)
+    stacked = jax.tree.map(lambda *layers: jnp.stack(layers), *end.fresh) if isinstance(end.fresh, list) else end.fresh
+    fed_bj = jnp.concatenate([last_b[:, None], end.tokens_bj[:, :-1]], axis=1)
+    return Decoded(end.tokens_bj, end.logps_bj, end.count_b, end.stopped_b), Uncommitted(stacked, fed_bj, end.count_b)
 
 
 def _apart(stacked: R) -> list[R]:
-    """Each layer of a tree of arrays whose first axis is layers."""
+    """Each layer of a tree of arrays whose first axis is `l`."""
     num_layers = len(jax.tree.leaves(stacked)[0])
     return [jax.tree.map(lambda leaf: leaf[layer], stacked) for layer in range(num_layers)]  # noqa: B023
 
 
 class _Noise(NamedTuple):
-    """Noise of a dispatch: all of it, or the keys it is made of.
+    """Noise of a dispatch, or the keys to draw it with.
 
-    A token's noise is a function of its turn's key and its place in the turn.
+    A token's noise is a function of its turn's key and its index in the turn.
+
+    Attributes:
+        vocabulary: number of token ids.
+        keys_jb: random key of each decode step and row.
+        noise_jbv: noise of all steps; None when it is drawn step by step.
     """
 
     vocabulary: int
@@ -183,10 +208,10 @@ class _Noise(NamedTuple):
     noise_jbv: Float[Array, "j b v"] | None
 
     @classmethod
-    def of(cls, turns: Turns, steps: int, vocabulary: int) -> _Noise:
-        key_b, place_j = as_keys(turns.key_bits_b2), jnp.arange(steps)
+    def of(cls, key_bits_b2: UInt32[Array, "b 2"], index_b: Int[Array, "b"], steps: int, vocabulary: int) -> _Noise:
+        key_b, place_j = as_keys(key_bits_b2), jnp.arange(steps)
         fold = jax.vmap(jax.vmap(jax.random.fold_in), in_axes=(None, 0))
-        keys_jb = fold(key_b, turns.index_b[None, :] + place_j[:, None])
+        keys_jb = fold(key_b, index_b[None, :] + place_j[:, None])
         at_once = keys_jb.size * vocabulary <= _NOISE_AT_ONCE
         return cls(vocabulary, keys_jb, gumbel_noise(keys_jb, vocabulary) if at_once else None)
 
@@ -197,36 +222,43 @@ class _Noise(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    """What one decode step hands to the next.
+    """The carry of the loop over decode steps.
 
     Attributes:
-        step: how many are done.
-        token_b: each row's last token, not computed yet.
-        recent_bm: the tokens before it.
-        fresh: keys and values of the steps that are done, states after those that count; maybe layer by layer.
-        writes_b: True while the row's turn goes on.
-        tokens_bj, logps_bj, count_b, stopped_b: as in `Written`.
+        step: number of completed steps.
+        token_b: last token of each row, not fed yet.
+        recent_bm: tokens before it.
+        fresh: keys and values of the completed steps, states after the valid ones; a list has an entry for each layer.
+        active_b: True until the row's turn ends.
+        tokens_bj, logps_bj, count_b, stopped_b: as in `Decoded`.
     """
 
     step: Int[Array, ""]
     token_b: Int[Array, "b"]
     recent_bm: Int[Array, "b m"]
     fresh: Fresh | list[Fresh]
-    writes_b: Bool[Array, "b"]
+    active_b: Bool[Array, "b"]
     tokens_bj: Int[Array, "b j"]
     logps_bj: Float[Array, "b j"]
     count_b: Int[Array, "b"]
     stopped_b: Bool[Array, "b"]
 
     @classmethod
-    def start(cls, turns: Turns, recent_bm: Int[Array, "b m"], buffer: Fresh | list[Fresh], steps: int) -> _Steps:
-        b = turns.last_b.shape[0]
+    def start(
+        cls,
+        last_b: Int[Array, "b"],
+        num_left_b: Int[Array, "b"],
+        recent_bm: Int[Array, "b m"],
+        buffer: Fresh | list[Fresh],
+        steps: int,
+    ) -> _Steps:
+        b = last_b.shape[0]
         return cls(
             step=jnp.int32(0),
-            token_b=turns.last_b,
+            token_b=last_b,
             recent_bm=recent_bm,
             fresh=buffer,
-            writes_b=turns.num_left_b > 0,
+            active_b=num_left_b > 0,
             tokens_bj=jnp.zeros((b, steps), jnp.int32),
             logps_bj=jnp.zeros((b, steps), jnp.float32),
             count_b=jnp.zeros((b,), jnp.int32),
@@ -241,17 +273,17 @@ class _Steps(NamedTuple):
         num_left_b: Int[Array, "b"],
         end_ids: Int[Array, " ends"],
     ) -> _Steps:
-        """The state when each row has sampled one token more."""
-        count_b = self.count_b + self.writes_b
+        """The state after each row has sampled one more token."""
+        count_b = self.count_b + self.active_b
         ends_b = jnp.any(token_b[:, None] == end_ids[None, :], axis=1)
         return _Steps(
             step=self.step + 1,
             token_b=token_b,
             recent_bm=jnp.concatenate([self.recent_bm, self.token_b[:, None]], axis=1)[:, 1:],
             fresh=fresh,
-            writes_b=self.writes_b & ~ends_b & (count_b < num_left_b),
+            active_b=self.active_b & ~ends_b & (count_b < num_left_b),
             tokens_bj=self.tokens_bj.at[:, self.step].set(token_b),
             logps_bj=self.logps_bj.at[:, self.step].set(logp_b),
             count_b=count_b,
-            stopped_b=self.stopped_b | (self.writes_b & ends_b),
+            stopped_b=self.stopped_b | (self.active_b & ends_b),
         )

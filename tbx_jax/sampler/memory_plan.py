@@ -1,8 +1,8 @@
-"""What a sampler will need on each device, reckoned before anything is allocated.
+"""The memory that a sampler needs on each device, computed before anything is allocated.
 
-Parameters and cache are exact: sizes of their arrays as the mesh splits them. What a program needs while it runs is
-only estimated, by the largest it holds: the logits and the noise of one step, and on an accelerator the keys and values
-that it takes out of the cache to read them, at most all of them.
+Sizes of parameters and cache are exact: those of their arrays as the mesh splits them. The working memory of a program
+is an estimate from its largest arrays: logits and noise of one step, and on an accelerator the keys and values copied
+out of the cache, at most all of them.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import jax
 from jax.sharding import Mesh
+from jaxtyping import PyTree
 
 from tbx_envs.errors import ConfigError
 from tbx_jax.config import SamplingConfig
-from tbx_jax.models import Model, Params, abstract, parameter_letters
-from tbx_jax.models.cache import cache_letters, empty_cache
+from tbx_jax.models import Model, Params, abstract, parameter_axes
+from tbx_jax.models.cache import cache_axes, empty_cache
 
 _MIB = 2**20
 
@@ -29,12 +30,12 @@ class MemoryPlan:
     """Bytes on one device.
 
     Attributes:
-        parameters: of the policy, in the type in which they are sampled with.
-        slots: rows of the cache, over all devices.
-        capacity: tokens that a row has room for.
-        cache: of all slots, this device's part.
-        working: logits and noise of a step, and what is taken out of the cache.
-        available: what the device has for all of it; None when it does not say.
+        parameters: parameters of the policy, in the type used for sampling.
+        slots: number of cache rows, over all devices.
+        capacity: number of tokens in a row.
+        cache: this device's part of the cache.
+        working: logits and noise of a step, and the copied part of the cache.
+        available: memory of the device; None when it is unknown.
     """
 
     parameters: int
@@ -54,7 +55,7 @@ class MemoryPlan:
 
     @property
     def slots_that_fit(self) -> int | None:
-        """None when the device does not say what it has."""
+        """Number of cache rows for which the device has memory; None when its memory is unknown."""
         if self.available is None:
             return None
         return max(0, math.floor((self.available - self.parameters) / self.per_slot))
@@ -68,7 +69,7 @@ class MemoryPlan:
         )
 
     def refuse_too_much(self) -> None:
-        """Raises ConfigError when the device has less, with the number of slots that would fit."""
+        """Raises ConfigError when the device has less memory, with the number of slots that would fit."""
         fits = self.slots_that_fit
         if fits is not None and fits < self.slots:
             advice = (
@@ -90,28 +91,42 @@ def plan_memory(
     rules: Mapping[str, str],
     params: Params | None = None,
 ) -> MemoryPlan:
-    """The plan for these slots on this mesh (None: one device).
+    """The plan for `sampling.slots` cache rows.
 
     Args:
-        params: the parameters, or others of their types; None is float32.
+        model: model of the policy.
+        sampling: number of cache rows, and type of the cache.
+        capacity: number of tokens in a row.
+        mesh: mesh of devices; None is one device.
+        rules: logical axis -> mesh axis.
+        params: parameters, or any of the same types; None is float32.
     """
     parameters = abstract(model.config, model.vocabulary)[1] if params is None else params
     cache = jax.eval_shape(lambda: empty_cache(model.config, sampling.slots, capacity, sampling.cache_dtype))
-    letters = cache_letters(model.config)
+    axes = cache_axes(model.config)
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
-    taken_out = 0 if device.platform == "cpu" else _bytes_on_device(cache[:2], letters[:2], mesh, rules)
+    copied = 0 if device.platform == "cpu" else _bytes_on_device(cache[:2], axes[:2], mesh, rules)
     return MemoryPlan(
-        parameters=_bytes_on_device(parameters, parameter_letters(model), mesh, rules),
+        parameters=_bytes_on_device(parameters, parameter_axes(model), mesh, rules),
         slots=sampling.slots,
         capacity=capacity,
-        cache=_bytes_on_device(cache, letters, mesh, rules),
-        working=2 * 4 * sampling.slots * model.vocabulary + taken_out,
+        cache=_bytes_on_device(cache, axes, mesh, rules),
+        working=2 * 4 * sampling.slots * model.vocabulary + copied,
         available=device_memory(device),
     )
 
 
-def device_memory(device: Any) -> int | None:
-    """Bytes that the device says it has for programs; for the CPU, the memory of the machine."""
+@runtime_checkable
+class Device(Protocol):
+    """The part of `jax.Device` that reports its memory."""
+
+    @property
+    def platform(self) -> str: ...
+    def memory_stats(self) -> Mapping[str, int] | None: ...
+
+
+def device_memory(device: Device) -> int | None:
+    """Bytes that the device reports for programs; for the CPU, the memory of the machine."""
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"])
@@ -120,14 +135,14 @@ def device_memory(device: Any) -> int | None:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _bytes_on_device(tree: Any, letters: Any, mesh: Mesh | None, rules: Mapping[str, str]) -> int:
-    """The largest part that any device holds of these arrays."""
+def _bytes_on_device(tree: PyTree, axes: PyTree[str], mesh: Mesh | None, rules: Mapping[str, str]) -> int:
+    """The size of the largest part of these arrays on any device."""
 
-    def part(leaf: Any, axes: str) -> int:
-        ways = [mesh.shape.get(rules.get(letter, ""), 1) if mesh else 1 for letter in axes.split()]
+    def part(leaf: jax.Array | jax.ShapeDtypeStruct, names: str) -> int:
+        ways = [mesh.shape.get(rules.get(name, ""), 1) if mesh else 1 for name in names.split()]
         return math.prod(-(-size // way) for size, way in zip(leaf.shape, ways, strict=True)) * leaf.dtype.itemsize
 
-    return sum(jax.tree.leaves(jax.tree.map(part, tree, letters)))
+    return sum(jax.tree.leaves(jax.tree.map(part, tree, axes)))
 
 
 def _mib(size: int | float) -> str:

@@ -1,26 +1,26 @@
-"""The sampler: many episodes written together, each with a cache that lives as long as the episode.
+"""The sampler: turns of many episodes decoded together, each with a cache row that lives as long as the episode.
 
-    sampler.begin(0, prompt, ("clinic/x/001", 0, 0))     # a fresh episode; asks for its first turn
+    sampler.begin(0, prompt, ("clinic/x/001", 0, 0))     # starts an episode and requests its first turn
     while sampler.busy:
         for turn in sampler.advance(params):             # turns that ended
             sampler.extend(turn.episode, answer, ("clinic/x/001", 0, 1))   # or sampler.free(turn.episode)
 
-Episodes sit in slots, the rows of the cache on the device. There may be more episodes than slots: one that waits for
-its next turn and finds none free takes the slot of one that waits for its environment, whose row is parked in host
-memory until its own next turn. Who sits where is a function of the calls alone, and no token depends on it.
+A slot is a row of the cache on the device. There may be more episodes than slots: an episode that requests a turn when
+no slot is free gets the slot of an episode that waits for its environment, whose row is swapped out to host memory and
+swapped in for its own next turn. The assignment of slots is a function of the calls alone, and no token depends on it.
 
-`advance` gives slots to those that ask, takes in the given tokens of every seated one (chunked prefill, episodes of
-like need together), then runs up to `decode_steps` decode steps in one dispatch. Nothing is computed twice over an
-episode's turns.
+`advance` assigns slots to episodes with a requested turn, prefills their given tokens (in chunks, episodes with
+similar lengths together), then runs up to `decode_steps` decode steps in one dispatch. No token of an episode is
+computed twice.
 
-The invariant: of an episode's n tokens, given and sampled, the cache holds the first n - 1 or fewer. The last one is
-fed by the decode step that samples the next, so every sampled token comes out of the same code, and an end-of-turn
-token enters the cache with the tokens of the next turn.
+The invariant: of an episode's n tokens, given and sampled, the cache holds at most the first n - 1. The decode step
+that samples the next token feeds the last one, so all tokens are sampled by the same code, and an end-of-turn token
+enters the cache with the tokens of the next turn.
 
-The host knows each episode's tokens; only keys and values (and a hybrid's states) live on the device. A token depends
-on (seed, turn key, its index in the turn) and on the episode's tokens, not on its slot or its neighbours (other shapes
-may round otherwise in the last bit). Nothing here looks at a clock. A cache belongs to the parameters that filled it:
-change them between episodes only.
+The host has each episode's tokens; keys and values (and a hybrid's states) are on the device. A sampled token depends
+on (seed, turn key, index in the turn) and on the episode's tokens, not on its slot or on other episodes (other shapes
+may round the last bit differently). Nothing here depends on time. A cache is valid only for the parameters that filled
+it: change them between episodes only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tbx_envs.errors import ActionError, ConfigError
 from tbx_jax.config import SamplingConfig
 from tbx_jax.keys import key_bits
 from tbx_jax.models import Model, Params
-from tbx_jax.sampler.slot_cache import Parked, SlotCache, TurnSoFar
+from tbx_jax.sampler.slot_cache import SlotCache, SwappedRow, TurnSoFar
 
 TurnKey = tuple[str | int, ...]
 
@@ -47,10 +47,10 @@ class SampledTurn:
     """A turn that ended.
 
     Attributes:
-        episode: whose.
-        tokens: ids as sampled, the end-of-turn token included when there is one.
-        logps: log pi of each, in nats at the sampling temperature.
-        stopped: True when the policy wrote an end-of-turn token; False when a token limit cut the turn off, maybe
+        episode: number of the episode.
+        tokens: token ids as sampled, with the end-of-turn token when there is one.
+        logps: log pi of each token, in nats at the sampling temperature.
+        stopped: True when the policy wrote an end-of-turn token; False when a token limit truncated the turn, maybe
             before its first token.
     """
 
@@ -62,27 +62,27 @@ class SampledTurn:
 
 @dataclasses.dataclass(slots=True)
 class _Episode:
-    """What the host knows about an episode.
+    """The host's record of an episode.
 
     Attributes:
-        tokens: of the whole episode, given and sampled.
-        slot: where it sits, or None.
-        parked: its row in host memory, or None.
-        waiting: True while a turn is asked for and has not been returned.
-        since: number of the call that made it wait, or that returned its turn: who was first.
-        key_bits: of the turn's key.
-        turn_start: place in `tokens` of the turn's first token.
-        logps: of the turn's tokens so far.
-        temperature: of the turn.
-        max_turn_tokens: of the turn.
+        tokens: all token ids of the episode, given and sampled.
+        slot: index of its cache row; None without one.
+        swapped: its cache row in host memory; None unless it is swapped out.
+        waiting: True from the request of a turn until `advance` returns the turn.
+        since: number of the call that requested or returned its latest turn, for first come first served.
+        key_bits: bits of the turn's random key.
+        turn_start: index in `tokens` of the turn's first token.
+        logps: log-probabilities of the turn's tokens so far.
+        temperature: sampling temperature of the turn.
+        max_turn_tokens: token limit of the turn.
     """
 
     tokens: list[int]
     slot: int | None = None
-    parked: Parked | None = None
+    swapped: SwappedRow | None = None
     waiting: bool = False
     since: int = 0
-    key_bits: np.ndarray | None = None
+    key_bits: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(2, np.uint32))
     turn_start: int = 0
     logps: list[float] = dataclasses.field(default_factory=list)
     temperature: float = 1.0
@@ -90,25 +90,25 @@ class _Episode:
 
 
 class Sampler:
-    """Writes turns for many episodes, up to `sampling.slots` at a time.
+    """Samples turns of many episodes, up to `sampling.slots` at a time.
 
-    An episode is named by any integer that its caller likes.
+    The caller numbers the episodes, with any integers.
 
     Args:
-        model: from `tbx_jax.models.build` or a loaded policy.
+        model: model from `tbx_jax.models.build` or of a loaded policy.
         chat_end_ids: tokens that end a turn.
-        sampling: temperature, limits, slots, steps per dispatch, type of the cache.
-        seed: of the run; a turn's randomness is a function of it and of the turn's key.
-        mesh: where parameters and cache live; None is one device.
-        rules: axis letter -> mesh axis, with `mesh`.
-        params: such as `advance` will get them, for the reckoning of memory; None is float32.
+        sampling: temperature, limits, number of cache rows, steps per dispatch, type of the cache.
+        seed: seed of the sampler; a turn's randomness is a function of it and of the turn's key.
+        mesh: mesh of devices for parameters and cache; None is one device.
+        rules: logical axis -> mesh axis, with `mesh`.
+        params: parameters of the types that `advance` will get, for the memory plan; None is float32.
 
     Attributes:
-        memory: what was reckoned for parameters and cache; said once in the log.
+        memory: memory plan of parameters and cache; logged once.
 
     Raises:
-        ConfigError: an episode may become longer than the model allows, nothing can end a turn, or the device has not
-            enough memory.
+        ConfigError: an episode may become longer than the model allows, no token can end a turn, or the device does not
+            have enough memory.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Sampler:
             )
         self._model, self._sampling, self._seed = model, sampling, seed
         self._episodes: dict[int, _Episode] = {}
-        self._seats: list[int | None] = [None] * sampling.slots
+        self._slots: list[int | None] = [None] * sampling.slots
         self._calls = itertools.count()
         self._rows = SlotCache(model, sampling, sorted(chat_end_ids), mesh, rules or {}, params)
         self.memory = self._rows.memory
@@ -142,13 +142,13 @@ class Sampler:
 
     @property
     def busy(self) -> bool:
-        """True while a turn is asked for that `advance` has not returned."""
+        """True while `advance` has not returned every requested turn."""
         return any(episode.waiting for episode in self._episodes.values())
 
     @property
-    def num_parked(self) -> int:
-        """Episodes whose row is in host memory."""
-        return sum(episode.parked is not None for episode in self._episodes.values())
+    def num_swapped_out(self) -> int:
+        """Number of episodes whose cache row is in host memory."""
+        return sum(episode.swapped is not None for episode in self._episodes.values())
 
     def begin(
         self,
@@ -159,17 +159,17 @@ class Sampler:
         temperature: float | None = None,
         max_turn_tokens: int | None = None,
     ) -> None:
-        """Starts a fresh episode with these ids, and asks for its first turn.
+        """Starts an episode with these ids, and requests its first turn.
 
         Args:
-            episode: its number; an episode of that number that does not wait for a turn is dropped.
-            tokens: the prompt, at least one id.
-            turn_key: names the turn's randomness, for example (uid, attempt, turn).
-            temperature: of this turn; None is the configured one.
-            max_turn_tokens: of this turn; None, or more than is configured, is the configured limit.
+            episode: number of the episode; an episode of that number without a requested turn is dropped.
+            tokens: token ids of the prompt, at least one.
+            turn_key: name of the turn's randomness, for example (uid, attempt, turn).
+            temperature: sampling temperature of this turn; None is the configured one.
+            max_turn_tokens: token limit of this turn; None, or more than the configured limit, is the configured one.
 
         Raises:
-            ActionError: an episode that waits for a turn, or tokens the model does not have.
+            ActionError: the episode has a requested turn, or the vocabulary does not have the tokens.
         """
         self._refuse_waiting(episode)
         given = self._given(episode, tokens)
@@ -186,10 +186,10 @@ class Sampler:
         temperature: float | None = None,
         max_turn_tokens: int | None = None,
     ) -> None:
-        """Appends ids to an episode and asks for its next turn; what the cache holds is not computed again.
+        """Appends ids to an episode and requests its next turn; arguments as in `begin`. Cached tokens are reused.
 
         Raises:
-            ActionError: no such episode or one that waits for a turn, or tokens the model does not have.
+            ActionError: no such episode, or as in `begin`.
         """
         if episode not in self._episodes:
             raise ActionError(f"there is no episode {episode} to extend; call begin({episode}, ...)")
@@ -206,13 +206,13 @@ class Sampler:
         temperature: float | None = None,
         max_turn_tokens: int | None = None,
     ) -> int:
-        """Like `begin` with the tokens of the whole episode, but keeps what the cache holds of their beginning.
+        """Like `begin` with the tokens of the whole episode, but reuses the cached part of their beginning.
 
         Returns:
-            How many tokens are not computed again (`num_reusable`).
+            Number of tokens that are reused (`num_reusable`).
 
         Raises:
-            ActionError: as `extend`.
+            ActionError: as in `extend`.
         """
         if episode not in self._episodes:
             raise ActionError(f"there is no episode {episode} to resume; call begin({episode}, ...)")
@@ -220,17 +220,17 @@ class Sampler:
         known, given = self._episodes[episode], self._given(episode, tokens)
         reused = self.num_reusable(episode, given)
         if known.slot is not None:
-            self._rows.cut(known.slot, given[:reused])
-        elif known.parked is not None:
-            known.parked = known.parked.cut(given[:reused]) if reused else None
+            self._rows.truncate(known.slot, given[:reused])
+        elif known.swapped is not None:
+            known.swapped = known.swapped.truncated(given[:reused]) if reused else None
         known.tokens = given
         self._ask(episode, turn_key, temperature, max_turn_tokens)
         return reused
 
     def num_reusable(self, episode: int, tokens: Sequence[int]) -> int:
-        """How many of these tokens `resume` would find computed; 0 for an episode that is not there.
+        """Number of these tokens that `resume` would reuse; 0 for an unknown episode.
 
-        A hybrid's state cannot go back: it is all that the episode holds, or nothing.
+        A hybrid's state cannot be truncated: all cached tokens of the episode are reused, or none.
         """
         known = self._episodes.get(episode)
         if known is None:
@@ -238,56 +238,59 @@ class Sampler:
         cached = (
             int(self._rows.lengths[known.slot])
             if known.slot is not None
-            else known.parked.length
-            if known.parked
+            else known.swapped.length
+            if known.swapped
             else 0
         )
         common = min(cached, num_common(known.tokens, tokens), len(tokens) - 1)
         return common if common == cached or not self._model.config.hybrid else 0
 
-    def written(self, episode: int) -> list[int]:
-        """What the episode's turn has so far; empty for an episode that is not there."""
+    def sampled_so_far(self, episode: int) -> list[int]:
+        """Token ids of the episode's turn so far; empty for an unknown episode."""
         known = self._episodes.get(episode)
         return known.tokens[known.turn_start :] if known is not None else []
 
     def end_turn(self, episode: int) -> SampledTurn:
-        """Ends a turn that is asked for where it stands, as cut off; `advance` will not return it.
+        """Ends a requested turn early, as truncated; `advance` will not return it.
 
         Raises:
-            ActionError: the episode does not wait for a turn.
+            ActionError: the episode has no requested turn.
         """
         known = self._episodes.get(episode)
         if known is None or not known.waiting:
-            raise ActionError(f"episode {episode} waits for no turn that could be ended")
+            raise ActionError(f"episode {episode} has no turn in progress to end; request one with begin or extend")
         return self._finish(episode, stopped=False)
 
     def free(self, episode: int) -> None:
-        """Drops an episode, also in the middle of a turn; one that is not there is no error."""
+        """Drops an episode, even in the middle of a turn; an unknown one is ignored."""
         dropped = self._episodes.pop(episode, None)
         if dropped is not None and dropped.slot is not None:
-            self._seats[dropped.slot] = None
+            self._slots[dropped.slot] = None
 
     def advance(self, params: Params) -> list[SampledTurn]:
-        """Takes in what was given, writes up to `decode_steps` tokens in every waiting episode that has a slot.
+        """Prefills given tokens, and samples up to `decode_steps` tokens in every waiting episode that has a slot.
 
         Returns:
-            The turns that ended, by episode; often none. Their episodes wait for `extend`, `begin`, `resume` or `free`.
+            The turns that ended, by episode; often none. The next call for their episodes is `extend`, `begin`,
+            `resume` or `free`.
         """
         waiting = [number for number, episode in self._episodes.items() if episode.waiting]
         turns = [self._finish(number, stopped=False) for number in waiting if self._num_left(number) == 0]
-        self._seat_waiting()
+        self._assign_slots()
         self._prefill(params)
         turns = sorted([*turns, *self._decode(params)], key=lambda turn: turn.episode)
-        for turn in turns:  # in an order that does not depend on which of them were computed together
+        for turn in turns:  # numbered in an order that does not depend on which turns were computed together
             self._episodes[turn.episode].since = next(self._calls)
         return turns
 
-    # --- what is asked for ----------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------------------
 
     def _refuse_waiting(self, number: int) -> None:
         episode = self._episodes.get(number)
         if episode is not None and episode.waiting:
-            raise ActionError(f"episode {number} waits for a turn; call advance() until it returns, or free({number})")
+            raise ActionError(
+                f"episode {number} waits for a turn; call advance() until it is returned, or free({number})"
+            )
 
     def _given(self, number: int, tokens: Sequence[int]) -> list[int]:
         given = [int(token) for token in tokens]
@@ -307,7 +310,7 @@ class Sampler:
         episode.max_turn_tokens = min(sampling.max_turn_tokens, max_turn_tokens or sampling.max_turn_tokens)
 
     def _num_left(self, number: int) -> int:
-        """How many tokens the episode's turn may still have."""
+        """Number of tokens that the episode's turn may still have."""
         episode = self._episodes[number]
         in_turn = episode.max_turn_tokens - len(episode.logps)
         return max(0, min(in_turn, self._sampling.max_episode_tokens - len(episode.tokens)))
@@ -317,72 +320,72 @@ class Sampler:
         episode.waiting, episode.since = False, next(self._calls)
         return SampledTurn(number, episode.tokens[episode.turn_start :], episode.logps, stopped)
 
-    # --- who sits where -------------------------------------------------------------------------------------
+    # --- slots ----------------------------------------------------------------------------------------------
 
-    def _seat_waiting(self) -> None:
-        """Slots for episodes that wait for a turn, in the order in which they asked, as long as there are any."""
-        standing = [number for number, episode in self._episodes.items() if episode.waiting and episode.slot is None]
-        for number in sorted(standing, key=lambda number: self._episodes[number].since):
+    def _assign_slots(self) -> None:
+        """Assigns slots to episodes that wait for a turn, in the order of their requests, until none is left."""
+        waiting = [number for number, episode in self._episodes.items() if episode.waiting and episode.slot is None]
+        for number in sorted(waiting, key=lambda number: self._episodes[number].since):
             slot = self._slot_for(number)
             if slot is None:
                 return
             episode = self._episodes[number]
-            self._seats[slot], episode.slot = number, slot
-            if episode.parked is None:
-                self._rows.empty(slot)
+            self._slots[slot], episode.slot = number, slot
+            if episode.swapped is None:
+                self._rows.clear(slot)
             else:
-                self._rows.restore(slot, episode.parked)
-                episode.parked = None
+                self._rows.swap_in(slot, episode.swapped)
+                episode.swapped = None
 
     def _slot_for(self, number: int) -> int | None:
-        """A free slot, that of its own number if possible, or that of the episode which was idle for longest."""
-        free = [slot for slot, seated in enumerate(self._seats) if seated is None]
+        """A free slot, that of its own number if possible, else that of the episode that was idle for longest."""
+        occupied = {slot: owner for slot, owner in enumerate(self._slots) if owner is not None}
+        free = [slot for slot in range(len(self._slots)) if slot not in occupied]
         if free:
             return number if number in free else free[0]
-        idle = [seated for seated in self._seats if not self._episodes[seated].waiting]
+        idle = [slot for slot, owner in occupied.items() if not self._episodes[owner].waiting]
         if not idle:
             return None
-        first = min(idle, key=lambda seated: self._episodes[seated].since)
-        slot = self._episodes[first].slot
-        self._park(first)
+        slot = min(idle, key=lambda slot: self._episodes[occupied[slot]].since)
+        self._swap_out(slot, self._episodes[occupied[slot]])
         return slot
 
-    def _park(self, number: int) -> None:
-        episode = self._episodes[number]
-        episode.parked = self._rows.park(episode.slot) if self._rows.lengths[episode.slot] else None
-        self._seats[episode.slot], episode.slot = None, None
+    def _swap_out(self, slot: int, episode: _Episode) -> None:
+        episode.swapped = self._rows.swap_out(slot) if self._rows.lengths[slot] else None
+        self._slots[slot], episode.slot = None, None
 
-    def _seated(self) -> list[int]:
-        """Slots of episodes that wait for a turn."""
-        return [
-            slot for slot, number in enumerate(self._seats) if number is not None and self._episodes[number].waiting
-        ]
+    def _active(self) -> dict[int, int]:
+        """Slot -> number of the episode in it, for episodes that wait for a turn."""
+        return {
+            slot: number
+            for slot, number in enumerate(self._slots)
+            if number is not None and self._episodes[number].waiting
+        }
 
-    def _in(self, slot: int) -> _Episode:
-        return self._episodes[self._seats[slot]]
-
-    # --- what is computed -----------------------------------------------------------------------------------
+    # --- programs -------------------------------------------------------------------------------------------
 
     def _prefill(self, params: Params) -> None:
-        """Computes given tokens until each seated episode has one token left for the decode step to feed."""
-        seated = {slot: self._in(slot).tokens for slot in self._seated()}
-        self._rows.take_in(params, {slot: tokens[self._rows.lengths[slot] : -1] for slot, tokens in seated.items()})
+        """Computes given tokens until each active episode has one token left for the decode step to feed."""
+        tokens = {slot: self._episodes[number].tokens for slot, number in self._active().items()}
+        self._rows.prefill(params, {slot: ids[self._rows.lengths[slot] : -1] for slot, ids in tokens.items()})
 
     def _decode(self, params: Params) -> list[SampledTurn]:
-        """One dispatch of decode steps for each group of seated episodes that wait."""
+        """One dispatch of decode steps for each group of active episodes."""
+        active = self._active()
         turns = {}
-        for slot in self._seated():
-            episode = self._in(slot)
+        for slot, number in active.items():
+            episode = self._episodes[number]
             turns[slot] = TurnSoFar(
                 last=episode.tokens[-1],
                 key_bits=episode.key_bits,
-                num_written=len(episode.logps),
-                num_left=self._num_left(self._seats[slot]),
+                num_sampled=len(episode.logps),
+                num_left=self._num_left(number),
                 temperature=episode.temperature,
             )
         ended = []
-        for slot, row in self._rows.write(params, turns).items():
-            number, episode = self._seats[slot], self._in(slot)
+        for slot, row in self._rows.decode(params, turns).items():
+            number = active[slot]
+            episode = self._episodes[number]
             episode.tokens += row.tokens
             episode.logps += row.logps
             if row.stopped or self._num_left(number) == 0:
@@ -391,7 +394,7 @@ class Sampler:
 
 
 def num_common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two sequences begin with in common."""
+    """Length of the common prefix of two sequences."""
     return next(
         (place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other),
         min(len(first), len(second)),

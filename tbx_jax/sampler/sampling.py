@@ -1,11 +1,11 @@
 """From logits to a token: temperature, truncation, one draw per row. Pure functions.
 
-Which log-probability belongs to a sampled token is a choice, made here once: that of the *whole* distribution at the
-sampling temperature, log_softmax(logits / T), also where top-k or top-p kept only some tokens. It is what the learner
-computes again from its own logits, so the ratio of the two is 1 when the parameters are the same.
+The log-probability of a sampled token is that of the *whole* distribution at the sampling temperature,
+log_softmax(logits / T), also where top-k or top-p kept only some tokens. The learner computes the same from its own
+logits, so the ratio of the two is 1 when the parameters are the same.
 
-A draw is the largest of logits plus Gumbel noise, which is `jax.random.categorical` taken apart: the noise of several
-steps can be made at once, and a row at temperature 0 goes without.
+A draw is the largest of logits plus Gumbel noise, as in `jax.random.categorical`, with the noise drawn separately: that
+of several steps can be drawn at once, and a row at temperature 0 needs none.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def sample(
     """One token per row, and its log-probability.
 
     Args:
-        logits_bv: float32, before temperature.
-        temperature_b: divides the logits; 0 takes the most likely token, whose log-probability is then that at 1.
-        noise_bv: from `gumbel_noise`, a key per row, so that a row's token does not depend on its neighbours. None
+        logits_bv: logits in float32, before temperature.
+        temperature_b: divisor of the logits; 0 takes the most likely token, with its log-probability at temperature 1.
+        noise_bv: noise from `gumbel_noise`, a key per row, so that a row's token does not depend on other rows. None
             takes the most likely token in every row.
         top_k, top_p: as in `truncate`.
 
     Returns:
-        Token ids, and log pi(token) in nats at the sampling temperature, without regard to truncation.
+        Token ids, and log pi(token) in nats at the sampling temperature, without truncation.
     """
     draws_b1 = (temperature_b > 0)[:, None]
     logits_bv = logits_bv / jnp.where(draws_b1, temperature_b[:, None], 1.0)
@@ -58,11 +58,11 @@ def logp_of(logits_bv: Float[Array, "b v"], token_b: Int[Array, "b"]) -> Float[A
 
 
 def truncate(logits_bv: Float[Array, "b v"], *, top_k: int | None, top_p: float) -> Float[Array, "b v"]:
-    """Logits with -inf for the tokens that must not be drawn; top-k first, top-p of what it left.
+    """Logits with -inf for the tokens that must not be drawn: top-k first, then top-p of the remaining tokens.
 
     Args:
-        top_k: keep the k most likely; tokens as likely as the k-th stay too. None keeps all.
-        top_p: keep the smallest set of most likely tokens that has at least this probability; 1.0 keeps all.
+        top_k: number of most likely tokens to keep, with ties of the k-th; None keeps all.
+        top_p: probability of the smallest set of most likely tokens to keep; 1.0 keeps all.
     """
     if top_k is not None and top_k < logits_bv.shape[-1]:
         lowest_b1 = jax.lax.top_k(logits_bv, top_k)[0][:, -1:]

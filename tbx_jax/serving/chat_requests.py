@@ -1,7 +1,7 @@
-"""OpenAI's chat completions as `tbx serve-policy` speaks them: a request is read, an answer is put together.
+"""OpenAI's chat completions as `tbx serve-policy` implements them: requests are parsed, responses are built.
 
-What a request asks for and this server does not do is an error that says so; nothing that would change the answer is
-passed over. All problems of a request come in one message.
+A request for anything that is not implemented is an error; no field that would change the answer is ignored. One
+message lists all problems of a request.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 from tbx_envs.messages import BadCall, Message, Text, ToolCall, ToolResult, Turn
 
-# Fields that say nothing about what is to be written.
+# Fields without effect on the answer.
 _IGNORED = frozenset(
     ("metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user")
 )
-# Fields of which only one value is what this server does anyway.
+# Fields with a single supported value, which is the server's behaviour.
 _ONLY: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "stream": (False,),
@@ -39,13 +39,13 @@ _HOTTEST = 100.0
 
 
 class RequestError(Exception):
-    """A request that is not answered.
+    """A request that gets an error response.
 
     Attributes:
-        status: of HTTP.
-        kind: `invalid_request_error`, or what OpenAI calls others.
-        param: the field, or None.
-        code: OpenAI's word for it, or None.
+        status: HTTP status.
+        kind: OpenAI's type of error.
+        param: field that caused the error, or None.
+        code: OpenAI's error code, or None.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class RequestError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What is to be answered.
+    """A parsed request.
 
     Attributes:
-        messages: the conversation.
-        tools: OpenAI-function style dictionaries.
-        max_tokens, temperature, seed: None when the request does not say.
+        messages: messages of the conversation.
+        tools: tools in OpenAI's function format.
+        max_tokens, temperature, seed: settings of the answer; None when the request has none.
         stop: texts that end the answer and are not part of it.
-        logprobs: the answer is to tell how probable its tokens were.
+        logprobs: True when the response includes log-probabilities.
     """
 
     messages: tuple[Message, ...]
@@ -92,11 +92,11 @@ class ChatRequest:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Served:
-    """What a request may ask of this server.
+    """The settings that requests must agree with.
 
     Attributes:
-        model: its name.
-        top_k, top_p: compiled in.
+        model: name of the model.
+        top_k, top_p: truncation of the distribution, compiled into the sampler.
     """
 
     model: str
@@ -105,10 +105,10 @@ class Served:
 
 
 def read_request(content: bytes, served: Served) -> ChatRequest:
-    """The request that a body of JSON makes.
+    """Parses the JSON body of a request.
 
     Raises:
-        RequestError: it is none, or asks for something else than is served.
+        RequestError: the body is invalid, or requests something that is not served.
     """
     try:
         body = json.loads(content)
@@ -145,7 +145,7 @@ def read_request(content: bytes, served: Served) -> ChatRequest:
 
 
 def _problems(body: Mapping[str, Any], served: Served) -> Iterator[tuple[str, str]]:
-    """(field, what is wrong with it) for all fields but messages and tools."""
+    """(field, problem) for all fields but messages and tools."""
     only = _ONLY | {"top_p": (served.top_p,), "top_k": (served.top_k if served.top_k is not None else -1,)}
     for name, value in body.items():
         if name in only:
@@ -180,7 +180,7 @@ def _tools(tools: Any, problems: list[tuple[str, str]]) -> Iterator[Mapping[str,
             tool.get("function") if isinstance(tool, dict) and tool.get("type", "function") == "function" else None
         )
         name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(name, str) or not name:
+        if not isinstance(function, dict) or not isinstance(name, str) or not name:
             problems.append(("tools", f'tools[{place}]: wanted {{"type": "function", "function": {{"name": ...}}}}'))
         elif not isinstance(function.get("parameters", {}), dict):
             problems.append(("tools", f"tools[{place}].function.parameters: wanted a JSON schema"))
@@ -192,15 +192,15 @@ def _tools(tools: Any, problems: list[tuple[str, str]]) -> Iterator[Mapping[str,
 
 
 class _Conversation:
-    """Reads messages one after the other.
+    """Parses messages in order.
 
     Args:
-        problems: gets (field, words) for everything that is wrong.
+        problems: list to which (field, problem) is added for every problem.
     """
 
     def __init__(self, problems: list[tuple[str, str]]) -> None:
         self._problems = problems
-        self._call_names: dict[str, str] = {}  # of calls that no result has answered yet
+        self._call_names: dict[str, str] = {}  # call id -> tool name, of calls without a result so far
         self._place = ""
 
     def read(self, messages: Any) -> list[Message]:
@@ -236,14 +236,14 @@ class _Conversation:
         return None
 
     def _text(self, content: Any, *, may_lack: bool = False) -> str:
-        """The words of a message: a text, or parts of type text."""
+        """The text of a message, given as a string or as parts of type text."""
         if isinstance(content, str):
             return content
         if content is None and may_lack:
             return ""
         if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-            texts = [part.get("text") for part in content]
-            if all(isinstance(text, str) for text in texts):
+            texts = [part["text"] for part in content if isinstance(part.get("text"), str)]
+            if len(texts) == len(content):
                 return "".join(texts)
         self._wrong(f"content is {_kind(content)}; wanted a text, or a list of parts of type text")
         return ""
@@ -302,9 +302,9 @@ def completion(
     completion_tokens: int,
     logprobs: Sequence[Mapping[str, Any]] | None,
 ) -> dict[str, Any]:
-    """The answer to a request: what the policy wrote, in OpenAI's words.
+    """The response to a request: the policy's turn in OpenAI's format.
 
-    A call that could not be read has no place among `tool_calls` and stands in the content as it was written.
+    A tool call that cannot be parsed is not in `tool_calls`; its text is part of the content.
     """
     unreadable = [call.raw for call in turn.calls if isinstance(call, BadCall)]
     message: dict[str, Any] = {"role": "assistant", "content": "\n".join(filter(None, [turn.text, *unreadable]))}
@@ -347,7 +347,7 @@ def completion(
 def token_logprobs(
     tokens: Sequence[int], logps: Sequence[float], text_of: Callable[[list[int]], str]
 ) -> list[dict[str, Any]]:
-    """OpenAI's list of tokens with how probable they were; each has its id as well."""
+    """OpenAI's list of tokens with their log-probabilities, and the id of each."""
     texts = [text_of([token]) for token in tokens]
     return [
         {"token": text, "token_id": token, "logprob": logp, "bytes": list(text.encode()), "top_logprobs": []}
@@ -356,7 +356,7 @@ def token_logprobs(
 
 
 def up_to_stop(text: str, stops: Sequence[str]) -> str | None:
-    """The text before the first of `stops` in it; None when there is none."""
+    """The text before the first occurrence of any of `stops`; None without one."""
     places = [place for stop in stops if (place := text.find(stop)) >= 0]
     return text[: min(places)] if places else None
 
@@ -370,6 +370,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    """A JSON value's kind, in words."""
+    """The type of a JSON value, in words."""
     kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "missing"}
     return "an empty list" if value == [] else kinds.get(type(value), "a number")

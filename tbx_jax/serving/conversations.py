@@ -1,10 +1,10 @@
-"""Conversations that others lead with a policy: a thread writes all answers together.
+"""Conversations of clients with a policy: one thread samples all answers together.
 
-Each question is a whole conversation as tokens. One that begins with all that an earlier question gave goes on where
-that one stands: what its slot, or its parked row, holds of the same tokens is not computed again. Otherwise a fresh
-episode begins. The conversation that was used least recently is forgotten when there are too many.
+A question is a whole conversation as tokens. If its tokens start with those of an earlier question, it continues the
+earlier question's episode and reuses its cached tokens, in a cache row or swapped out; otherwise it starts a new
+episode. When there are too many conversations, the least recently used one is dropped.
 
-What is written depends on tokens, seed and key alone, never on who else asks.
+The invariant: an answer depends on tokens, seed and key alone, never on other questions.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tbx_jax.sampler.sampler import SampledTurn, Sampler, TurnKey
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Question:
-    """What is to be answered.
+    """A request for an answer.
 
     Attributes:
-        tokens: the whole conversation.
-        turn_key: names the randomness of the answer.
-        temperature: None is the sampler's.
-        max_tokens: of the answer; None, or more than the sampler's limit, is that limit.
-        is_enough: True for tokens after which the answer may end; asked after every dispatch.
+        tokens: token ids of the whole conversation.
+        turn_key: name of the answer's randomness.
+        temperature: sampling temperature; None is the sampler's.
+        max_tokens: token limit of the answer; None, or more than the sampler's limit, is the sampler's.
+        is_enough: function that is True for tokens after which the answer may end; called after every dispatch.
     """
 
     tokens: Sequence[int]
@@ -43,15 +43,18 @@ class Question:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
-    """What was written.
+    """A finished answer.
 
     Attributes:
-        turn: its tokens and log-probabilities.
-        cached_tokens: of the question, those that were not computed again.
+        turn: tokens and log-probabilities.
+        cached_tokens: number of the question's tokens that were reused.
     """
 
     turn: SampledTurn
     cached_tokens: int
+
+
+_Asked = tuple[Question, Future[Answer]]
 
 
 @dataclasses.dataclass(slots=True)
@@ -60,14 +63,12 @@ class _Conversation:
 
     Attributes:
         given: tokens of its last question.
-        asked: the question that waits for its answer, or None.
-        answer: where the answer is waited for.
-        cached: tokens of the question that were not computed again.
+        asked: question in progress and the future of its answer; None when idle.
+        cached: number of the question's tokens that were reused.
     """
 
     given: list[int]
-    asked: Question | None = None
-    answer: Future[Answer] | None = None
+    asked: _Asked | None = None
     cached: int = 0
 
 
@@ -75,16 +76,16 @@ class Conversations:
     """Answers questions until it is closed; a context manager.
 
     Args:
-        sampler: without episodes of its own.
-        params: of the policy.
-        most: conversations that are remembered; more only while all of them wait for an answer.
+        sampler: sampler without episodes.
+        params: parameters of the policy.
+        most: number of conversations to keep; exceeded only while all of them wait for an answer.
     """
 
     def __init__(self, sampler: Sampler, params: Params, *, most: int) -> None:
         self._sampler, self._params, self._most = sampler, params, most
-        self._known: dict[int, _Conversation] = {}  # the one that was used least recently first
+        self._known: dict[int, _Conversation] = {}  # least recently used first
         self._numbers = 0
-        self._asked: collections.deque[tuple[Question, Future[Answer]]] = collections.deque()
+        self._asked: collections.deque[_Asked] = collections.deque()
         self._changed = threading.Condition()
         self._closed = False
         self._broken: Exception | None = None
@@ -95,7 +96,7 @@ class Conversations:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        """Questions that are not answered yet get a `PolicyFault`."""
+        """Ends the thread; questions without an answer get a `PolicyFault`."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -103,19 +104,19 @@ class Conversations:
 
     @property
     def broken(self) -> Exception | None:
-        """What ended the thread, if anything did."""
+        """The error that ended the thread, or None."""
         return self._broken
 
     def ask(self, question: Question) -> Future[Answer]:
-        """The answer, later; cancel it when nobody waits any more. Any thread may ask.
+        """The future of the answer; cancel it to give up. Thread-safe.
 
         Raises:
-            PolicyFault: closed, or broken.
+            PolicyFault: the server is closed, or broken.
         """
         answer: Future[Answer] = Future()
         with self._changed:
             if self._closed or self._broken is not None:
-                raise PolicyFault(f"no more questions are answered: {self._broken or 'the server is going down'}")
+                raise PolicyFault(f"the server takes no more questions: {self._broken or 'it is going down'}")
             self._asked.append((question, answer))
             self._changed.notify()
         return answer
@@ -126,41 +127,41 @@ class Conversations:
                 for turn in self._sampler.advance(self._params):
                     self._end(turn)
                 self._end_early()
-        except Exception as error:  # the boundary of the thread: whatever broke it, those who wait must hear of it
+        except Exception as error:  # the boundary of the thread: every waiting question must get the error
             self._broken = error
-            logging.getLogger(__name__).exception("the sampler broke; no more questions are answered")
+            logging.getLogger(__name__).exception("the sampler broke; the server takes no more questions")
         finally:
-            self._refuse_all()
+            self._fail_all()
 
     def _take_questions(self) -> bool:
-        """Begins what was asked; waits when there is nothing to write. False when it is time to end."""
+        """Starts new questions, and waits for one when the sampler is idle. False when the thread must end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._asked or self._sampler.busy)
+            self._changed.wait_for(lambda: bool(self._closed or self._asked or self._sampler.busy))
             if self._closed:
                 return False
             asked = list(self._asked)
             self._asked.clear()
         for question, answer in asked:
             if not answer.cancelled():
-                self._begin(question, answer)
+                self._start(question, answer)
         return True
 
-    def _begin(self, question: Question, answer: Future[Answer]) -> None:
-        tokens = list(question.tokens)
-        settings = {"temperature": question.temperature, "max_turn_tokens": question.max_tokens}
-        number = self._to_go_on_with(tokens)
+    def _start(self, question: Question, answer: Future[Answer]) -> None:
+        tokens, turn_key = list(question.tokens), question.turn_key
+        temperature, limit = question.temperature, question.max_tokens
+        number = self._to_resume(tokens)
         if number is None:
-            self._forget(self._most - 1)
+            self._drop_idle(self._most - 1)
             self._numbers += 1
             number, cached = self._numbers, 0
-            self._sampler.begin(number, tokens, question.turn_key, **settings)
+            self._sampler.begin(number, tokens, turn_key, temperature=temperature, max_turn_tokens=limit)
         else:
             del self._known[number]
-            cached = self._sampler.resume(number, tokens, question.turn_key, **settings)
-        self._known[number] = _Conversation(tokens, question, answer, cached)
+            cached = self._sampler.resume(number, tokens, turn_key, temperature=temperature, max_turn_tokens=limit)
+        self._known[number] = _Conversation(tokens, (question, answer), cached)
 
-    def _to_go_on_with(self, tokens: list[int]) -> int | None:
-        """The idle conversation whose last question these tokens begin with, and which saves most."""
+    def _to_resume(self, tokens: list[int]) -> int | None:
+        """The idle conversation whose last question is a prefix of these tokens, with the most reusable tokens."""
         idle = [
             number
             for number, known in self._known.items()
@@ -168,8 +169,8 @@ class Conversations:
         ]
         return max(idle, key=lambda number: (self._sampler.num_reusable(number, tokens), number), default=None)
 
-    def _forget(self, most: int) -> None:
-        """Leaves so many conversations, the most recently used, and those that wait for an answer."""
+    def _drop_idle(self, most: int) -> None:
+        """Drops idle conversations, least recently used first, until at most `most` are left."""
         idle = [number for number, known in self._known.items() if known.asked is None]
         for number in idle[: max(0, len(self._known) - most)]:
             self._sampler.free(number)
@@ -177,24 +178,28 @@ class Conversations:
 
     def _end(self, turn: SampledTurn) -> None:
         known = self._known[turn.episode]
-        answer, known.asked, known.answer = known.answer, None, None
+        assert known.asked is not None  # the sampler returns only turns that a question requested
+        (_, answer), known.asked = known.asked, None
         if answer.set_running_or_notify_cancel():
             answer.set_result(Answer(turn, known.cached))
-        self._forget(self._most)
+        self._drop_idle(self._most)
 
     def _end_early(self) -> None:
-        """Ends turns that have enough, and those that nobody waits for any more."""
+        """Ends turns that are enough, and turns whose answer was cancelled."""
         for number, known in list(self._known.items()):
-            enough = known.asked and known.asked.is_enough
-            if known.asked and (known.answer.cancelled() or (enough and enough(self._sampler.written(number)))):
+            if known.asked is None:
+                continue
+            question, answer = known.asked
+            enough = question.is_enough
+            if answer.cancelled() or (enough and enough(self._sampler.sampled_so_far(number))):
                 self._end(self._sampler.end_turn(number))
 
-    def _refuse_all(self) -> None:
-        """Whoever waits gets an error."""
+    def _fail_all(self) -> None:
+        """Sets an error on every question without an answer."""
         with self._changed:
             self._closed = True
-            waiting = [answer for _, answer in self._asked] + [known.answer for known in self._known.values()]
-        words = f"the sampler broke: {self._broken!r}" if self._broken else "the server went down"
-        for answer in waiting:
-            if answer is not None and answer.set_running_or_notify_cancel():
-                answer.set_exception(PolicyFault(f"{words} before the answer was written"))
+            waiting = [*self._asked, *(known.asked for known in self._known.values() if known.asked is not None)]
+        reason = f"the sampler broke: {self._broken!r}" if self._broken else "the server went down"
+        for _, answer in waiting:
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(PolicyFault(f"{reason} before the answer was written"))

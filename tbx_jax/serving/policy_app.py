@@ -1,11 +1,11 @@
-"""A policy as a web application that speaks OpenAI's chat completions.
+"""A policy as a web application with OpenAI's chat completions API.
 
-    GET  /health                 200 while it answers
-    GET  /v1/models              the one model there is
+    GET  /health                 200 while it works
+    GET  /v1/models              the policy's name
     POST /v1/chat/completions    messages, tools; no streaming
 
-Whoever speaks to such servers can play with a checkpoint, our own `policy=endpoint` among them. Prompts are rendered
-with the policy's own chat template, and what it wrote is read as in training: calls and reasoning are taken out of it.
+Any client of this API can use a checkpoint, our own `policy=endpoint` included. Prompts are rendered with the policy's
+own chat template, and its output is parsed as in training, into text, tool calls and reasoning.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import urllib.parse
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -38,6 +38,7 @@ from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.errors import ConfigError, PolicyFault
 from tbx_envs.web import addresses
 from tbx_jax.config import SamplingConfig, validated
+from tbx_jax.policies.hub_policy import is_hub_name
 from tbx_jax.policies.weights import Precision, load_policy
 from tbx_jax.sampler.memory_plan import MemoryPlan
 from tbx_jax.sampler.sampler import Sampler
@@ -52,21 +53,24 @@ from tbx_jax.serving.chat_requests import (
 )
 from tbx_jax.serving.conversations import Answer, Conversations, Question
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PolicyService:
-    """What the application answers with.
+    """A loaded policy, and the objects that answer requests with it.
 
     Attributes:
-        tokenizer: the policy's.
-        chat: its template.
-        served: the model's name and what is compiled in.
+        tokenizer: tokenizer of the policy.
+        chat: chat template of the tokenizer.
+        served: settings that requests must agree with.
         sampling: limits.
-        conversations: writes the answers.
-        memory: what it takes.
+        conversations: conversations in progress.
+        memory: memory plan of the sampler.
     """
 
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     chat: ChatTemplate
     served: Served
     sampling: SamplingConfig
@@ -86,15 +90,15 @@ def opened_service(
     """A loaded policy, ready to answer.
 
     Args:
-        policy: a folder, or the name of a shipped policy.
-        settings: `key=value` on top of `conf/sampling/serve.yaml`.
-        seed: of the sampler.
-        name: under which it is served; that of the policy or its folder when None.
-        compute_dtype: of the computation; None is the one that the policy names.
+        policy: folder or name of the policy.
+        settings: `key=value` overrides of `conf/sampling/serve.yaml`.
+        seed: seed of the sampler.
+        name: name of the model in requests; None is the name of the policy or its folder.
+        compute_dtype: type of the computation; None is the type in the policy's configuration.
 
     Raises:
-        ConfigError: settings that are none, or do not go with the policy.
-        CheckpointError: no such policy, or its files do not fit.
+        ConfigError: settings that are invalid, or do not fit the policy.
+        CheckpointError: no such policy, or its files are inconsistent.
     """
     sampling = serving_settings(settings)
     model, params, tokenizer = load_policy(policy, dtype=compute_dtype, param_dtype=None)
@@ -102,16 +106,17 @@ def opened_service(
     sampling = sampling.model_copy(update={"max_episode_tokens": longest})
     chat = ChatTemplate(tokenizer)
     sampler = Sampler(model, chat.end_of_turn_ids, sampling, seed, params=params)
-    served = Served(name or Path(policy).resolve().name, sampling.top_k, sampling.top_p)
+    own_name = policy if is_hub_name(policy) else Path(policy).resolve().name
+    served = Served(name or own_name, sampling.top_k, sampling.top_p)
     with Conversations(sampler, params, most=sampling.episodes_in_flight) as conversations:
         yield PolicyService(tokenizer, chat, served, sampling, conversations, sampler.memory)
 
 
 def serving_settings(settings: Sequence[str]) -> SamplingConfig:
-    """`conf/sampling/serve.yaml` with `key=value` on top.
+    """`conf/sampling/serve.yaml` with `key=value` overrides.
 
     Raises:
-        ConfigError: a setting that is none.
+        ConfigError: an invalid setting.
     """
     wrong = [setting for setting in settings if "=" not in setting]
     if wrong:
@@ -121,14 +126,17 @@ def serving_settings(settings: Sequence[str]) -> SamplingConfig:
         changes = OmegaConf.from_dotlist(list(settings))
     except (OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(f"{' '.join(settings)}: cannot be read: {error}") from error
-    return validated(SamplingConfig, OmegaConf.merge(OmegaConf.create(text), changes))
+    merged = OmegaConf.merge(OmegaConf.create(text), changes)
+    assert isinstance(merged, DictConfig)  # both are mappings
+    return validated(SamplingConfig, merged)
 
 
 def create_app(service: PolicyService, *, token: str | None = None) -> Starlette:
     """The ASGI application.
 
     Args:
-        token: that every request but `/health` must bring; None lets everybody in.
+        service: the policy to serve.
+        token: bearer token required by every request but `/health`; None requires none.
     """
 
     async def health(request: Request) -> JSONResponse:
@@ -144,7 +152,7 @@ def create_app(service: PolicyService, *, token: str | None = None) -> Starlette
     def guarded(answer: Callable[[Request], Awaitable[JSONResponse]]) -> Callable[[Request], Awaitable[JSONResponse]]:
         @functools.wraps(answer)
         async def checked(request: Request) -> JSONResponse:
-            _refuse_strangers(request, token)
+            _authorize(request, token)
             return await answer(request)
 
         return checked
@@ -155,27 +163,29 @@ def create_app(service: PolicyService, *, token: str | None = None) -> Starlette
             Route("/v1/models", guarded(models)),
             Route("/v1/chat/completions", guarded(_Completions(service).answer), methods=["POST"]),
         ],
-        exception_handlers={RequestError: _refused, HTTPException: _not_there},
+        exception_handlers={RequestError: _error_response, HTTPException: _no_route},
     )
 
 
-async def _refused(request: Request, error: RequestError) -> JSONResponse:
+async def _error_response(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestError)  # registered for this class
     return JSONResponse(error.body, error.status)
 
 
-async def _not_there(request: Request, error: HTTPException) -> JSONResponse:
+async def _no_route(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)  # registered for this class
     words = f"{request.method} {request.url.path}: {error.detail}. There is POST /v1/chat/completions."
     return JSONResponse(RequestError(words).body, error.status_code)
 
 
-def _refuse_strangers(request: Request, token: str | None) -> None:
-    """Lets through who brings the token, and nothing that a web page of another origin sent.
+def _authorize(request: Request, token: str | None) -> None:
+    """Checks the bearer token, and rejects requests from web pages of another origin.
 
     Raises:
-        RequestError: otherwise.
+        RequestError: the request is not allowed.
     """
     origin = request.headers.get("origin")
-    if origin is not None and not _is_from_here(origin):
+    if origin is not None and not _is_local(origin):
         raise RequestError("a web page of another origin may not use this server", status=403)
     kind, _, value = request.headers.get("authorization", "").partition(" ")
     known = kind.lower() == "bearer" and hmac.compare_digest(value.strip().encode(), (token or "").encode())
@@ -188,7 +198,7 @@ def _refuse_strangers(request: Request, token: str | None) -> None:
         )
 
 
-def _is_from_here(origin: str) -> bool:
+def _is_local(origin: str) -> bool:
     try:
         return addresses.is_loopback(urllib.parse.urlsplit(origin).hostname or "")
     except ValueError:
@@ -196,7 +206,7 @@ def _is_from_here(origin: str) -> bool:
 
 
 class _Completions:
-    """Answers chat completions."""
+    """The handler of chat completions."""
 
     def __init__(self, service: PolicyService) -> None:
         self._service = service
@@ -228,7 +238,7 @@ class _Completions:
         return tokens
 
     def _question(self, asked: ChatRequest, tokens: Sequence[int], number: int) -> Question:
-        """Same seed, same conversation: same answer. Without a seed each request has one of its own."""
+        """The same seed and conversation give the same answer. A request without a seed gets its own randomness."""
         chat = self._service.chat
         return Question(
             tokens,
@@ -261,20 +271,23 @@ class _Completions:
         )
 
     def _text_of(self, tokens: Sequence[int]) -> str:
-        return self._service.tokenizer.decode(tokens, skip_special_tokens=False)
+        text = self._service.tokenizer.decode(tokens, skip_special_tokens=False)
+        assert isinstance(text, str)  # lists of texts are for batches of sequences
+        return text
 
 
 async def _unless_gone(request: Request, answer: Future[Answer]) -> Answer:
-    """The answer; when the client goes away before, it is not written to the end.
+    """The answer; cancelled when the client disconnects first.
 
     Raises:
-        PolicyFault: there will be none.
-        RequestError: nobody waits for it.
+        PolicyFault: the sampler broke or was closed.
+        RequestError: the client has disconnected.
     """
     written = asyncio.wrap_future(answer)
-    gone = asyncio.ensure_future(_gone(request))
+    gone = asyncio.ensure_future(_disconnected(request))
+    either: set[asyncio.Future[Answer] | asyncio.Future[None]] = {written, gone}
     try:
-        await asyncio.wait({written, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if written.done():
             return written.result()
         raise RequestError("the client has gone", status=499)
@@ -283,6 +296,6 @@ async def _unless_gone(request: Request, answer: Future[Answer]) -> Answer:
         gone.cancel()
 
 
-async def _gone(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

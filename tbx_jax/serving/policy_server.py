@@ -14,22 +14,23 @@ from tbx_envs.web import addresses
 _DESCRIPTION = """
 Serve a policy through OpenAI's chat completions: POST /v1/chat/completions, GET /v1/models, GET /health.
 
-The policy is `nano` or a policy's folder. Settings are those of `conf/sampling/serve.yaml` and changed like this:
-slots=16 max_episode_tokens=2048. On loopback no token is needed; elsewhere name a variable or a file with one.
+The policy is `nano`, a policy's folder, or org/name of the Hugging Face Hub. Settings override those of
+`conf/sampling/serve.yaml`, for example slots=16 max_episode_tokens=2048. On loopback no token is needed; elsewhere
+give a variable or a file with one.
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until it is stopped (SIGINT, SIGTERM).
+    """Serves until it is stopped (SIGINT, SIGTERM).
 
     Raises:
-        ConfigError: it cannot start as asked.
+        ConfigError: the server cannot start with these arguments.
         CheckpointError: no such policy.
     """
     given = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     token = _token(given)
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it announces that torch is missing
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # otherwise it logs that torch is missing
 
     # Imported here: `tbx serve-policy --help` need not wait for JAX.
     from tbx_envs.web import loopback
@@ -56,15 +57,15 @@ def _parser() -> argparse.ArgumentParser:
         "tbx serve-policy", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("policy", help="nano, or a policy's folder")
-    add("settings", nargs="*", metavar="key=value", help="of conf/sampling/serve.yaml")
-    add("--name", help="of the model in requests (the policy's own by default)")
-    add("--compute-dtype", choices=("float32", "bfloat16"), help="of the computation (the policy's own by default)")
-    add("--seed", type=int, default=0, help="of requests that bring none (%(default)s)")
+    add("policy", help="nano, a policy's folder, or org/name of the Hugging Face Hub")
+    add("settings", nargs="*", metavar="key=value", help="overrides of conf/sampling/serve.yaml")
+    add("--name", help="name of the model in requests (default: the policy's)")
+    add("--compute-dtype", choices=("float32", "bfloat16"), help="type of the computation (default: the policy's)")
+    add("--seed", type=int, default=0, help="seed of requests without one (%(default)s)")
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     add("--port", type=int, default=8001, help="0 takes a free one (%(default)s)")
     add("--token-env", metavar="NAME", help="environment variable that holds the bearer token")
-    add("--token-file", type=Path, metavar="PATH", help="file that holds it")
+    add("--token-file", type=Path, metavar="PATH", help="file with the bearer token")
     return parser
 
 
@@ -74,7 +75,7 @@ def _token(given: argparse.Namespace) -> str | None:
     token = read_token("bearer", variable=given.token_env, file=given.token_file)
     if token is None and not addresses.is_loopback(given.host):
         raise ConfigError(
-            f"--host {given.host} is reached from other machines, and there is no token: whoever connects could use "
-            f"the policy. Name one with --token-env or --token-file, or listen on 127.0.0.1."
+            f"--host {given.host} is reached from other machines, and there is no token: any client could use the "
+            f"policy. Give one with --token-env or --token-file, or listen on 127.0.0.1."
         )
     return token

@@ -40,7 +40,7 @@ def notes_of(env):
 # --- reset --------------------------------------------------------------------------------------------------------
 
 
-def test_reset_gives_the_users_first_message_the_policy_and_the_tools(kiosk):
+def test_reset_gives_the_users_first_message_the_rules_and_the_tools(kiosk):
     env = ToolEnv(UID)
     observation, info = env.reset(seed=3)
     assert observation == env.task.query
@@ -125,7 +125,7 @@ def test_call_ids_are_the_environments_own_and_count_over_the_episode(env):
 
 
 @pytest.mark.parametrize("arguments", [[1], "text", None, {1: 2}, {"text": {1, 2}}, {"text": object()}])
-def test_a_parsed_turn_whose_arguments_are_no_json_is_answered_and_not_run(env, arguments):
+def test_a_parsed_turn_whose_arguments_have_no_json_form_is_answered_and_not_executed(env, arguments):
     observation = env.step(call("note", arguments))[0]
     assert observation.startswith("note was not called.")
     assert not notes_of(env)
@@ -140,14 +140,14 @@ def test_an_action_that_is_neither_text_nor_turn_says_so_and_changes_nothing(env
     env.step(np.str_("Hello"))
 
 
-def test_a_refusal_is_an_answer_and_undoes_what_the_tool_wrote(env):
+def test_a_rejected_call_is_an_answer_and_undoes_what_the_tool_wrote(env):
     observation, reward, terminated, truncated, _ = env.step(call("place_order", {**ORDER, "quantity": 99}))
     assert observation == "99 of 'tea' cannot be ordered; 9 are left."
     assert (reward, terminated, truncated) == (0.0, False, False)
     assert not notes_of(env)
 
 
-def test_an_unknown_chat_format_fails_before_an_episode_begins(kiosk):
+def test_an_unknown_chat_format_fails_before_an_episode_starts(kiosk):
     with pytest.raises(ConfigError, match="hermes"):
         ToolEnv(UID, chat_format="hermse")
 
@@ -183,7 +183,7 @@ def test_the_limit_of_agent_turns_truncates_after_the_results_of_the_last(kiosk_
     assert (reward, terminated, truncated, info["finish_reason"]) == (1.0, False, True, "agent_limit")
 
 
-def test_a_truncated_turn_ends_the_episode_and_its_calls_are_not_run(env):
+def test_a_truncated_turn_ends_the_episode_and_its_calls_are_not_executed(env):
     turn = dataclasses.replace(call("place_order", ORDER), truncated=True)
     _, reward, terminated, truncated, info = env.step(turn)
     assert (reward, terminated, truncated, info["finish_reason"]) == (0.0, False, True, "truncated")
@@ -193,10 +193,10 @@ def test_a_truncated_turn_ends_the_episode_and_its_calls_are_not_run(env):
 
 def test_a_step_after_the_end_or_before_reset_is_an_error_that_says_so(kiosk):
     env = ToolEnv(UID)
-    with pytest.raises(ActionError, match="has not begun; call reset"):
+    with pytest.raises(ActionError, match="has not started; call reset"):
         env.step("Hello")
     env.reset(seed=0)
-    with pytest.raises(ActionError, match="still runs"):
+    with pytest.raises(ActionError, match="is still running"):
         env.episode(0)
     env.step("<DONE>")
     for _ in range(2):
@@ -263,7 +263,7 @@ def test_the_environment_passes_gymnasiums_check(kiosk):
     assert isinstance(env.observation_space, AnyText)
 
 
-def test_rendering_ansi_is_the_transcript_and_human_prints_as_it_comes(kiosk, capsys):
+def test_rendering_ansi_is_the_transcript_and_human_prints_each_message_at_once(kiosk, capsys):
     env = ToolEnv(UID, render_mode="ansi")
     env.reset(seed=0)
     env.step("<think>Hm.</think>" + ORDER_TEXT)
@@ -347,7 +347,7 @@ def fuzzed_action(random_):
     return "".join(random_.choice(PIECES) for _ in range(random_.randrange(9)))
 
 
-def test_no_action_a_policy_could_write_raises(kiosk):
+def test_no_action_an_agent_could_write_raises(kiosk):
     random_ = random.Random(0)
     env = ToolEnv(UID)
     env.reset(seed=0)

@@ -1,4 +1,4 @@
-"""What breaks on our side voids the episode. It is never a reward, and it never outlives the episode."""
+"""An infrastructure error voids the episode. It is never a reward, and it never outlives the episode."""
 
 import threading
 
@@ -19,7 +19,7 @@ ORDER = Turn(calls=(ToolCall("", "place_order", {"item": "tea", "quantity": 1, "
 def explode(context: ToolContext) -> str:
     """Write, then break."""
     context.db.execute(text("DELETE FROM orders"))
-    context.db.commit()  # not allowed to a tool, and undone all the same: the world is thrown away
+    context.db.commit()  # a tool must not commit, but even this is undone: the world is discarded
     raise ZeroDivisionError("boom")
 
 
@@ -43,18 +43,18 @@ def assert_a_new_episode_is_sound(env):
     assert env.episode(0).fault is None
 
 
-def test_a_tool_that_raises_what_it_does_not_document_voids_the_episode(kiosk_with):
+def test_a_tool_that_raises_an_undocumented_exception_voids_the_episode(kiosk_with):
     domain = kiosk_with(explode)
     env = ToolEnv(f"{domain.name}/order/000")
     env.reset(seed=5)
-    env.step(ORDER)  # the world is as expected already: still no reward
+    env.step(ORDER)  # the world is already as expected, but there is still no reward
     with pytest.raises(ToolFault, match="ZeroDivisionError: boom"):
         env.step(EXPLODE)
     assert_void(env, "tool", "ZeroDivisionError")
     assert_a_new_episode_is_sound(env)
 
 
-def test_calls_after_the_one_that_broke_are_not_run(kiosk_with):
+def test_calls_after_one_with_a_fault_are_not_executed(kiosk_with):
     ran = []
 
     @tool(mutates=False)

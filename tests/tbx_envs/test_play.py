@@ -48,7 +48,7 @@ def test_a_person_can_leave_without_an_end(env):
 
 
 def test_what_cannot_be_done_is_explained_and_costs_no_turn(env):
-    _, shown = played(env, "/tools", "/policy", "/fly", "/place_order [1]", "/place_order {", "", "/quit")
+    _, shown = played(env, "/tools", "/rules", "/fly", "/place_order [1]", "/place_order {", "", "/quit")
     assert "/list_items {" in shown
     assert "pickup code" in shown
     assert "'/fly' is neither a command nor a tool" in shown

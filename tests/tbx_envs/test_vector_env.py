@@ -38,14 +38,14 @@ def slots(kiosk):
 # --- EpisodeSlots -------------------------------------------------------------------------------------------------
 
 
-def test_a_started_slot_gives_what_the_policy_reads_first(slots, kiosk):
+def test_a_started_slot_gives_what_the_agent_reads_first(slots, kiosk):
     outcome = slots.start(0, "kiosk/order/001", seed=4)
     assert outcome.messages == (Text("system", kiosk.rules), Text("user", slots.env(0).task.query))
     assert (outcome.ended, outcome.fault) == (False, None)
     assert slots.tools(0) == ToolEnv("kiosk/order/001").tools
 
 
-def test_slots_step_and_end_on_their_own(slots):
+def test_slots_step_and_end_independently(slots):
     for slot in range(3):
         slots.start(slot, f"kiosk/order/00{slot}", seed=slot)
     outcomes = slots.advance({2: order(slots.env(2)), 0: "What is your code?"})
@@ -58,7 +58,7 @@ def test_slots_step_and_end_on_their_own(slots):
     assert [slots.episode(slot, 7).reward for slot in (2, 1)] == [1.0, 0.0]
     with pytest.raises(ActionError, match=r"\[1, 2\].*start"):
         slots.advance({0: "Hello", 1: "Hello", 2: "Hello"})
-    with pytest.raises(ActionError, match="still runs"):
+    with pytest.raises(ActionError, match="is still running"):
         slots.episode(0, 0)
     assert slots.start(2, "kiosk/order/002", seed=0).ended is False
     assert slots.episode  # the slot is in use again

@@ -1,4 +1,4 @@
-"""Tasks of the benchmark are refused for training; the override lets them through and marks all that comes of it."""
+"""Tasks of the benchmark are refused for training; the override lets them through and marks all results."""
 
 import json
 

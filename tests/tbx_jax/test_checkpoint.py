@@ -20,7 +20,7 @@ def trained():
     tokens_t = np.arange(8, dtype=np.int32)
     one = Trajectory("t", 0, 1.0, False, tokens_t, tokens_t > 3, np.zeros(8, np.float32))
     batch = build_batch([one], np.ones(1, np.float32), micro_batch=2, buckets=(8,))
-    return learner, learner.supervised_update(learner.init(params), batch)[0]
+    return learner, learner.sft_update(learner.init(params), batch)[0]
 
 
 def progress(step):

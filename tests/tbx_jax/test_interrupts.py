@@ -53,4 +53,4 @@ def test_an_interrupt_ends_a_run_whose_served_model_is_silent(role, concurrency,
         finally:
             run.kill()
             run.wait()
-    assert run.returncode == 130 and told.rstrip().endswith("goes on from here."), told
+    assert run.returncode == 130 and told.rstrip().endswith("resumes from here."), told

@@ -16,7 +16,7 @@ from tbx_jax.config import AlgoConfig, MeshConfig, ModelConfig, OptimConfig
 from tbx_jax.keys import key_for
 from tbx_jax.learner import _add_policy_gradients, build_learner
 from tbx_jax.mesh import partition_spec
-from tbx_jax.models import build, parameter_letters, token_logps
+from tbx_jax.models import build, parameter_axes, token_logps
 from tbx_jax.trajectory import Trajectory
 
 MODEL = ModelConfig(
@@ -165,7 +165,7 @@ def test_eight_devices_under_fsdp_train_as_one_device_does():
 def test_parameters_and_moments_stay_where_the_mesh_rules_put_them():
     learner, state = learner_of(FSDP8)
     state, _ = learner.update(state, batch_of())
-    wanted = jax.tree.map(lambda axes: partition_spec(axes, FSDP8.rules), parameter_letters(learner.model))
+    wanted = jax.tree.map(lambda axes: partition_spec(axes, FSDP8.rules), parameter_axes(learner.model))
     adam = state.opt_state[1][0]
     for tree in (state.params, adam.mu, adam.nu):
         is_as_wanted = jax.tree.map(
@@ -216,12 +216,12 @@ def test_supervised_updates_learn_a_fixed_sequence():
     learner, state = learner_of()
     made, _ = trajectories(num=4)
     batch = build_batch(made, np.zeros(4, np.float32), micro_batch=4, buckets=(32,))
-    before = learner.supervised_loss(state, batch)
-    state, first = learner.supervised_update(state, batch)
+    before = learner.sft_loss(state, batch)
+    state, first = learner.sft_update(state, batch)
     for _ in range(40):
-        state, _ = learner.supervised_update(state, batch)
+        state, _ = learner.sft_update(state, batch)
     assert first["loss"] == pytest.approx(before, rel=1e-6)
-    assert learner.supervised_loss(state, batch) < 0.5 * before
+    assert learner.sft_loss(state, batch) < 0.5 * before
 
 
 def test_a_schedule_warms_up_from_its_first_step_and_ends_at_zero():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tbx_jax.losses import PolicyMetrics, clipped_policy_loss, merge_metrics, supervised_loss
+from tbx_jax.losses import PolicyMetrics, clipped_policy_loss, merge_metrics, sft_loss
 
 CLIPS = {"clip_low": 0.2, "clip_high": 0.28}
 
@@ -126,7 +126,5 @@ def test_advantages_are_not_differentiated_through():
 
 
 def test_supervised_loss_is_the_mean_surprise_of_the_masked_tokens():
-    loss = supervised_loss(
-        jnp.array([[-1.0, -2.0], [-4.0, -50.0]]), jnp.array([[True, True], [True, False]]), jnp.float32(3)
-    )
+    loss = sft_loss(jnp.array([[-1.0, -2.0], [-4.0, -50.0]]), jnp.array([[True, True], [True, False]]), jnp.float32(3))
     assert loss == pytest.approx(7 / 3)

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 from tbx_envs.errors import ConfigError
 from tbx_jax.config import MeshConfig
 from tbx_jax.mesh import build_mesh, partition_spec, shard_tree
-from tbx_jax.shapes import LETTERS
+from tbx_jax.shapes import LOGICAL_AXES
 
 
 def test_an_axis_goes_where_its_letter_is_sent():
@@ -22,14 +22,14 @@ def test_an_array_is_split_over_a_mesh_axis_once():
 
 
 def test_a_letter_outside_the_alphabet_is_refused():
-    with pytest.raises(ValueError, match="axes 'd z' use unknown letter\\(s\\) 'z'; known: p g b t"):
+    with pytest.raises(ValueError, match="axes 'd z' use unknown logical axes 'z'; known: p g b t"):
         partition_spec("d z", {})
     with pytest.raises(ValueError, match="write letters apart"):
         partition_spec("dn", {})
 
 
 def test_letters_are_single_and_lower_case():
-    assert all(len(letter) == 1 and letter.islower() for letter in LETTERS)
+    assert all(len(letter) == 1 and letter.islower() for letter in LOGICAL_AXES)
 
 
 def test_all_problems_of_a_mesh_come_in_one_message():
@@ -37,9 +37,9 @@ def test_all_problems_of_a_mesh_come_in_one_message():
     with pytest.raises(ConfigError) as error:
         build_mesh(config)
     message = str(error.value)
-    assert "rule z: unknown axis letter" in message
+    assert "rule z: unknown logical axis" in message
     assert "rule d: fsdpp: no such mesh axis. Did you mean 'fsdp'?" in message
-    assert "axes fsdp=16 want 16 devices, there are 8 (cpu)" in message
+    assert "axes fsdp=16 need 16 devices, there are 8 (cpu)" in message
 
 
 def test_a_mesh_smaller_than_the_machine_takes_the_first_devices():

@@ -120,11 +120,11 @@ def test_an_episode_does_not_depend_on_how_many_slots_there_are(played):
 def test_episodes_that_outnumber_the_samplers_slots_write_the_same_and_are_parked(played):
     _, rollouts = played
     scene = Scene(slots=3, in_flight=8)
-    parked = []
+    swapped_out = []
     advance = scene.sampler.advance
-    scene.sampler.advance = lambda params: parked.append(scene.sampler.num_parked) or advance(params)
+    scene.sampler.advance = lambda params: swapped_out.append(scene.sampler.num_swapped_out) or advance(params)
     others = {key(rollout): rollout for rollout in scene.run()}
-    assert max(parked) > 0 and scene.sampler.num_parked == 0
+    assert max(swapped_out) > 0 and scene.sampler.num_swapped_out == 0
     for rollout in rollouts:
         other = others[key(rollout)].trajectory
         assert rollout.trajectory.tokens_t.tolist() == other.tokens_t.tolist()

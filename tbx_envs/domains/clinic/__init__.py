@@ -1,4 +1,4 @@
-"""The front desk of an outpatient clinic: `DOMAIN`."""
+"""The domain `clinic`, the front desk of an outpatient clinic: `DOMAIN`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CONSENTS = {
     "late_fee": r"(\bfee\b|\bcosts?\b|\bcharged?\b|\$\d).*\b(agree|accept|okay|ok|consent|confirm|proceed"
     r"|continue|go ahead|still|want|fine|happy|willing)\b"
     r"|\b(agree|accept|consent|okay|ok|fine)\b.*(\bfee\b|\$\d)",
-    # At the start of a clause: "Shall I go ahead?" is to be confirmed, "Where should I send them?" is not.
+    # At the start of a clause: "Shall I go ahead?" asks to confirm, "Where should I send them?" does not.
     "default": r"(^|[.,:;!?]\s*|\b(and|so|then|but) )(do you (agree|confirm|want|wish)|shall I|should I"
     r"|can you confirm|would you like|is that (right|ok|okay|correct))\b",
 }

@@ -1,8 +1,8 @@
 """The clinic's task families.
 
-A caller asks for one thing or two. Each thing is a `Request`: planted into the scene by a `plant_*` function,
-which knows the policy and so knows the right calls. A family is a tuple of those functions; `build` adds who
-calls, how pressing they sound, and the identity checks that the requests need.
+A caller makes one or two requests. A `plant_*` function adds what a request is about to the scene and returns it as a
+`Request` with the right calls, since it knows the rules. A family is a tuple of those functions; `build` adds the
+caller, how pressing they sound, and the identity checks that the requests need.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tbx_envs.domains.clinic.generate import (
 from tbx_envs.domains.clinic.near_misses import near_misses
 from tbx_envs.domains.clinic.scripted import scripted
 from tbx_envs.seeding import rng
-from tbx_envs.task import ExpectedCall, Task, UserContext
+from tbx_envs.task import ExpectedCall, Split, Task, UserContext
 
 VERSION = 1
 SEED = 20310303
 
-# How pressing the caller sounds: how much more often than usual the scripted agent then breaks a rule, and
-# the words that follow the request. Then, how often callers sound so who ask for one thing and for two: two
-# requests give more occasions to slip, so those callers are more often patient: families are about as hard.
+# Tone of the caller -> pressure, by which the scripted agent's error rate is multiplied, and the words after the
+# request. Then the share of each tone among callers with one request and with two. Two requests are more decisions that
+# can go wrong, so callers with two are calm more often, and families are about equally hard.
 TONES: Mapping[str, tuple[float, tuple[str, ...]]] = {
     "calm": (0.05, ("No rush.", "Take your time.")),
     "neutral": (0.6, ("", "Thank you.")),
@@ -54,15 +54,15 @@ PHRASES = ("Please {wish}.", "Could you {wish}?")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Request:
-    """One thing that a caller asks for, and what the policy says about it.
+    """One request of a caller, and what the rules say about it.
 
     Attributes:
-        wish: in the imperative, from the patient's mouth (`cancel my visit with Dr. Holt`).
-        said: what the words of the wish tell, by topic; the agent reads it there.
-        case: what makes this one easy or not, for reports.
-        expected: the right calls after the identity checks.
-        forbidden: for a refusal, what a careless desk would do instead.
-        consents: what the caller agrees to or declines.
+        wish: request in the imperative, in the patient's words (`cancel my visit with Dr. Holt`).
+        said: facts in the words of the request, by topic.
+        case: which of the rules' cases it is, for reports.
+        expected: right calls after the identity checks.
+        forbidden: calls of a careless agent, where the request must be refused.
+        consents: topic -> whether the caller agrees.
     """
 
     wish: str
@@ -75,7 +75,12 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls: the patient's row, and whether the caller knows the phone digits on file."""
+    """The caller.
+
+    Attributes:
+        patient: row of the patient.
+        knows_phone: True when the caller knows the phone digits on file.
+    """
 
     patient: Row
     knows_phone: bool
@@ -98,7 +103,7 @@ def call(tool: str, **arguments: Any) -> ExpectedCall:
 
 
 def _visits(scene: Scene, caller: Caller, *, late: bool, moves: int) -> tuple[Row, Row]:
-    """The visit that the request is about and its clinician; often there is another visit elsewhere."""
+    """The visit of the request and its clinician; often the patient has a visit with another clinician too."""
     clinician, elsewhere = scene.rng.sample(scene.tables["clinicians"], 2)
     visit = scene.visit(caller.patient, clinician, TOMORROW if late else LATER, moves)
     if chance(scene.rng, 0.6):
@@ -155,7 +160,7 @@ def plant_move(scene: Scene, caller: Caller) -> Request:
 
 
 def _wanted_slot(scene: Scene, clinician: Row) -> tuple[str, Row]:
-    """`first` or `last`, and that one of the clinician's open slots."""
+    """`first` or `last`, and that open slot of the clinician."""
     which = "first" if chance(scene.rng, 0.6) else "last"
     slots = [slot for slot in scene.tables["slots"] if slot["clinician_id"] == clinician["clinician_id"]]
     return which, (min if which == "first" else max)(slots, key=lambda slot: slot["starts_at"])
@@ -235,6 +240,7 @@ def plant_release(scene: Scene, caller: Caller) -> Request:
     for recipient in recipients[1:]:
         scene.consent(caller.patient, recipient, signed=chance(scene.rng, 0.6))
     send = call("send_records", recipient=recipients[0], patient_id=caller.patient["patient_id"])
+    expected: tuple[ExpectedCall, ...]
     if not caller.knows_phone:
         case, expected = "wrong phone", (caller.refused("identity_failed"),)
     elif case == "signed":
@@ -264,14 +270,14 @@ def plant_phone(scene: Scene, caller: Caller) -> Request:
     )
 
 
-# What needs a second fact, beside the birth date, to be sure who calls.
+# Requests for which the caller must state a second fact besides the birth date.
 NEEDS_PHONE = frozenset({plant_release, plant_phone})
 
 # --- Tasks --------------------------------------------------------------------------------------------------
 
 
-def build(family: str, plants: tuple[Plant, ...], number: int, split: str) -> Task:
-    """The task of that number: a function of (seed, family, number) alone; `split` is only written down."""
+def build(family: str, plants: tuple[Plant, ...], number: int, split: Split) -> Task:
+    """The task of that number: a function of (seed, family, number) alone; `split` is only recorded."""
     scene = Scene(rng(SEED, "clinic", family, number))
     patient = furnish(scene)
     needs_phone = not NEEDS_PHONE.isdisjoint(plants)
@@ -310,7 +316,7 @@ def build(family: str, plants: tuple[Plant, ...], number: int, split: str) -> Ta
 
 
 def _plant_namesake(scene: Scene, patient: Row) -> None:
-    """Another patient of the same name, born on another day."""
+    """Add another patient with the same name and another birth date."""
     other = scene.patient(patient["name"])
     while other["birth_date"] == patient["birth_date"]:
         other["birth_date"] = f"{scene.rng.randrange(1940, 2010)}{other['birth_date'][4:]}"

@@ -1,7 +1,7 @@
-"""Worlds of the clinic: small, complete, and a function of a generator alone.
+"""Worlds of the clinic: small, complete, and a function of a random generator alone.
 
-`Scene` holds the rows while a world is made. `furnish` puts in what every world has (patients, clinicians,
-open slots, other people's records); a family then plants what its task is about and calls `Scene.rows`.
+`Scene` has the rows of a world while it is built. `furnish` adds what every world has (patients, clinicians, open
+slots, other people's records); a family then adds what its task is about and calls `Scene.rows`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tbx_envs.tools.clock import WorldClock
 
 CLOCK = WorldClock(datetime.datetime(2031, 3, 3, 16, 0))  # a Monday
 
-# Hours from now at which something can start: 08:00 to 15:00 of the next four days.
+# Hours from now at which a visit can start: 08:00 to 15:00 of the next four days.
 TOMORROW = tuple(range(16, 24))
 LATER = tuple(24 * day - 8 + hour for day in (2, 3, 4) for hour in range(8))
 
@@ -42,10 +42,10 @@ def draw(rng: random.Random, weights: dict[T, float]) -> T:
 
 
 class Scene:
-    """The rows of a world in the making. Ids are drawn, so they carry no meaning.
+    """The rows of a world while it is built. Ids are drawn at random, so they carry no meaning.
 
     Attributes:
-        rng: where everything random comes from.
+        rng: source of everything random.
         tables: table name -> rows, in an order that fits the references between tables.
     """
 
@@ -56,7 +56,7 @@ class Scene:
         self._times: dict[str, list[int]] = {}
 
     def rows(self) -> dict[str, tuple[Row, ...]]:
-        """The world; within a table in the order of the ids, so that the order tells nothing."""
+        """The world; the rows of a table are in the order of their ids, so that the order carries no information."""
         return {
             table: tuple(sorted(rows, key=lambda row: tuple(row.values())[:2])) for table, rows in self.tables.items()
         }
@@ -66,7 +66,7 @@ class Scene:
         return columns
 
     def new_id(self, letter: str) -> str:
-        """An id of two digits that nothing else of that letter has."""
+        """An unused id: the letter and two digits."""
         if letter not in self._numbers:
             self._numbers[letter] = self.rng.sample(range(10, 100), 60)
         return f"{letter}{self._numbers[letter].pop()}"
@@ -84,7 +84,7 @@ class Scene:
         return self.add("clinicians", clinician_id=clinician_id, name=f"Dr. {name}", specialty=specialty)
 
     def starts_at(self, clinician: Row, hours: Sequence[int]) -> str:
-        """One of these times at which the clinician has nothing yet, as ISO text."""
+        """One of these times at which the clinician is free, as ISO text."""
         free = self._times[clinician["clinician_id"]]
         hour = self.rng.choice([hour for hour in free if hour in hours])
         free.remove(hour)
@@ -131,7 +131,7 @@ class Scene:
         )
 
     def charge(self, patient: Row, fee: str, *, approved: bool) -> Row:
-        """An open charge; `approved` says that the manager approved to waive it."""
+        """An open charge; `approved` is True when the manager has approved waiving it."""
         charge = self.add(
             "charges",
             charge_id=self.new_id("C"),
@@ -155,7 +155,7 @@ class Scene:
 
 
 def day(days: int) -> str:
-    """The day that many days from today, as ISO text."""
+    """The date in that many days, as ISO text."""
     return (CLOCK.today + datetime.timedelta(days=days)).isoformat()
 
 
@@ -164,7 +164,7 @@ def phone_number(rng: random.Random) -> str:
 
 
 def furnish(scene: Scene) -> Row:
-    """Put in what every world has; returns the patient whom the task is about, who has no records yet."""
+    """Add what every world has; returns the patient of the task, who has no records yet."""
     rng = scene.rng
     for fee, cents in FEE_CENTS.items():
         scene.add("fees", fee=fee, amount_cents=cents)
@@ -183,7 +183,7 @@ def furnish(scene: Scene) -> Row:
 
 
 def _records_of_someone(scene: Scene, patient: Row) -> None:
-    """What is on file for a patient who does not call: enough that a wrong id always finds something."""
+    """Add records of a patient who does not call, so that a call with a wrong id always finds some."""
     rng = scene.rng
     scene.visit(patient, rng.choice(scene.tables["clinicians"]), moves=rng.randrange(3))
     scene.prescription(patient, rng.choice(names.DRUGS), rng.randrange(1, 4), review_due=chance(rng, 0.3))

@@ -1,4 +1,4 @@
-"""Word lists of the clinic's worlds: one capitalised word each, spelled the same wherever they appear."""
+"""Word lists of the clinic's worlds. A name is spelled the same everywhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLINICIANS = (
     "Imani", "Joss", "Keller", "Lund", "Marsh", "Nair", "Osei", "Pace",
 )  # fmt: skip
 
-# A clinician of the first one is in every world; it alone takes patients without a referral.
+# Every world has a clinician of the first specialty; it is the only one that needs no referral.
 SPECIALTIES = (
     "family medicine", "allergy", "cardiology", "dermatology",
     "neurology", "orthopedics", "podiatry", "urology",

@@ -1,7 +1,7 @@
-"""Near misses of a clinic task: the right calls with one fault each. All of them must fail the check.
+"""Near misses of a clinic task: the expected calls with one mistake each. All of them must fail the check.
 
-Arguments are replaced by others that the tool accepts as well, where the world has any: the fault is in what
-the agent decided, not in a call that bounces.
+Arguments are replaced by others that the tool accepts too, where the world has any: the mistake is a wrong decision of
+the agent, not a call that the tool rejects.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _FEES = {tool.name: tool.input_schema for tool in TOOLS}["charge_fee"]["properti
 
 
 def near_misses(task: Task) -> dict[str, tuple[ExpectedCall, ...]]:
-    """Label -> calls: each mutating call left out, each of its arguments wrong, one call too many; and where
-    a request must be refused, doing it all the same.
+    """Label -> calls: each mutating call left out, each of its arguments wrong, one call too many; and the request
+    carried out although it must be refused.
     """
     calls = task.expected_calls
     variants: dict[str, tuple[ExpectedCall, ...]] = {}
@@ -49,7 +49,7 @@ def _wrong_arguments(task: Task, expected: ExpectedCall) -> Iterator[tuple[str, 
 
 
 def _alternatives(task: Task, tool: str, argument: str, value: Any) -> Iterator[Mapping[str, Any]]:
-    """Arguments that make this one wrong, and others with it where the tool would refuse otherwise."""
+    """Changes that make this argument wrong, together with others where the tool would reject the call otherwise."""
     world = task.world
     match argument:
         case "patient_id":
@@ -72,7 +72,9 @@ def _alternatives(task: Task, tool: str, argument: str, value: Any) -> Iterator[
             yield from _other_slot(task, value)
         case "prescription_id" | "charge_id":
             rows = world["prescriptions" if argument == "prescription_id" else "charges"]
-            yield from ({argument: row[argument]} for row in rows[:2] if row[argument] != value)
+            for row in rows[:2]:
+                if row[argument] != value:
+                    yield {argument: row[argument]}
         case "recipient":
             yield {"recipient": next(r["recipient"] for r in world["recipients"] if r["recipient"] != value)}
         case "reason":
@@ -84,7 +86,7 @@ def _alternatives(task: Task, tool: str, argument: str, value: Any) -> Iterator[
 
 
 def _other_visit(task: Task, visit_id: str) -> Iterator[Mapping[str, Any]]:
-    """Another visit; of the same clinician when there is one, so that it can be moved to the same slot."""
+    """Another visit, preferably of the same clinician, so that it can be moved to the same slot."""
     visits = {row["visit_id"]: row for row in task.world["visits"]}
     others = [row for row in visits.values() if row["visit_id"] != visit_id]
     clinician_id = visits[visit_id]["clinician_id"]
@@ -104,7 +106,7 @@ def _other_slot(task: Task, slot_id: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _one_too_many(task: Task) -> dict[str, ExpectedCall]:
-    """Calls that a zealous desk might add: a fee, a refusal, somebody else's visit cancelled."""
+    """Calls that an overzealous agent might add: a fee, a refusal, another patient's visit cancelled."""
     name = task.expected_calls[0].arguments["name"]
     patient_id = next(row["patient_id"] for row in task.world["patients"] if row["name"] == name)
     used = {call.arguments.get("reason") for call in task.expected_calls}

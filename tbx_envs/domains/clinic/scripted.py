@@ -1,10 +1,10 @@
-"""The scripted agent of the clinic: follows the policy, and now and then breaks a stated rule.
+"""The scripted agent of the clinic: it follows the rules, except for a given error rate.
 
-At each decision it slips with probability `error_rate * pressure`, where the pressure is how pressing the caller
-sounds (`families.TONES`). with error rate 0 it is the reference of the policy in conversation; with an error rate its
-episodes are what a small policy is warm-started on: able, but not reliable.
+At each decision it breaks the rule with probability `error_rate * pressure`, where the pressure says how pressing the
+caller sounds (`families.TONES`). With error rate 0 it is the reference agent in conversation. With a higher one its
+episodes are the demonstrations of SFT: of an agent that is able, but not reliable.
 
-It speaks from what it has read: the caller's words (`labels` hold them parsed) and the tools' results.
+It uses only what it has read: the caller's words (parsed, in `labels`) and the results of its calls.
 """
 
 from __future__ import annotations
@@ -55,18 +55,19 @@ REFUSED_WORDS = {
     "no_consent": "Sorry, a signed consent is missing.",
 }
 
-# What a step of the conversation is: yields turns, is sent the messages that answer each, returns something.
+# A part of the conversation, as a generator: it yields turns, is sent the messages that answer each, and returns the
+# words to say at the end.
 Answers = Sequence[Message]
 Words = Generator[Turn, Answers, str]
 
 
 class Desk:
-    """What the agent holds in mind during one conversation.
+    """The agent's state during one conversation.
 
     Attributes:
-        rng: of this agent; decides wording and slips.
-        slip_probability: of each decision.
-        patient_id: once found.
+        rng: random generator of this agent, which decides wording and errors.
+        slip_probability: probability of an error at each decision.
+        patient_id: patient that the agent acts for; "" until found.
         phone_verified: False when the phone digits were asked for and did not match.
     """
 
@@ -78,7 +79,7 @@ class Desk:
         self._num_calls = 0
 
     def slips(self) -> bool:
-        """Whether the rule at hand is broken this time."""
+        """Whether to break the rule at this decision."""
         return self.rng.random() < self.slip_probability
 
     def call(self, *calls: tuple[str, dict[str, Any]]) -> Generator[Turn, Answers, list[ToolResult]]:
@@ -91,17 +92,17 @@ class Desk:
         return [answer for answer in answers if isinstance(answer, ToolResult)]
 
     def read(self, tool: str, **arguments: Any) -> Generator[Turn, Answers, list[Mapping[str, Any]]]:
-        """The rows that a tool lists; none when it refuses."""
+        """The rows that a tool lists; none when it rejects the call."""
         (result,) = yield from self.call((tool, arguments))
         return json.loads(result.text) if result.status == "ok" else []
 
     def ask(self, wordings: Sequence[str]) -> Generator[Turn, Answers, str]:
-        """Say one of these to the caller; returns the answer."""
+        """Say one of these wordings to the caller; returns the answer."""
         answers = yield Turn(text=self.rng.choice(wordings))
         return " ".join(answer.text for answer in answers if isinstance(answer, Text))
 
     def refuse(self, reason: str) -> Generator[Turn, Answers, str | None]:
-        """Record the refusal; returns what to say. A slip forgets the record, or does not refuse: None."""
+        """Record the refusal; returns the words to say. An error is not to record it, or not to refuse: then None."""
         if not self.slips():
             yield from self.call(("record_refusal", {"reason": reason, "patient_id": self.patient_id}))
         elif self.rng.random() < 0.5:
@@ -110,7 +111,7 @@ class Desk:
 
 
 def scripted(task: Task, rng: random.Random, error_rate: float) -> AgentTurns:
-    """An agent for the task, see `tbx_envs.domains.Family.scripted`."""
+    """The agent of the task (`tbx_envs.domains.Family.scripted`)."""
     desk = Desk(rng, min(1.0, error_rate * task.labels["pressure"]))
     requests: list[Mapping[str, str]] = task.labels["requests"]
     found = yield from desk.read("find_patient", name=task.labels["name"])
@@ -123,20 +124,20 @@ def scripted(task: Task, rng: random.Random, error_rate: float) -> AgentTurns:
 def _serve(
     desk: Desk, found: Sequence[Mapping[str, Any]], requests: Sequence[Mapping[str, str]]
 ) -> Generator[Turn, Answers, list[str]]:
-    """Make sure who calls, and deal with each request; returns what to say."""
+    """Identify the caller and handle each request; returns the words to say."""
     if not desk.slips():
         needs_phone = any(said["request"] in ("release", "phone") for said in requests)
         yield from _identify(desk, [row["patient_id"] for row in found], needs_phone=needs_phone)
     words: list[str] = []
     for said in requests:
         if words and desk.slips():
-            break  # forgets the second request
+            break  # error: forgets the second request
         words.append((yield from HANDLERS[said["request"]](desk, said)))
     return words
 
 
 def _identify(desk: Desk, patient_ids: Sequence[str], *, needs_phone: bool) -> Generator[Turn, Answers, None]:
-    """Ask for the facts and check them; of patients of one name, find the one whose birth date it is."""
+    """Ask for the facts and check them; among patients of the same name, find the one with that birth date."""
     asks_phone = needs_phone and not desk.slips()
     answer = yield from desk.ask(ASK_BOTH_FACTS if asks_phone else ASK_BIRTH_DATE)
     birth_date = _stated(r"\d{4}-\d{2}-\d{2}", answer)
@@ -157,7 +158,7 @@ def _stated(pattern: str, answer: str) -> str:
     return match[0] if match else "unknown"
 
 
-# --- One function per request: do it or refuse it, and say which --------------------------------------------
+# --- One function per request: carry it out or refuse it, and return the words to say -----------------------
 
 
 def _cancel(desk: Desk, said: Mapping[str, str]) -> Words:
@@ -183,12 +184,12 @@ def _visit(desk: Desk, said: Mapping[str, str]) -> Generator[Turn, Answers, Mapp
 
 
 def _do_for_fee(desk: Desk, visit: Mapping[str, Any], fee: str, action: tuple[str, dict[str, Any]], done: str) -> Words:
-    """Cancel or move a visit; a late one only for a fee that the caller agreed to."""
+    """Cancel or move a visit; a late one only if the caller agrees to the fee."""
     charge = ("charge_fee", {"fee": fee, "patient_id": desk.patient_id})
     if visit["starts_in_hours"] >= 24:
         yield from desk.call(action)
         return done
-    if desk.slips():  # forgets the fee, or charges it unasked
+    if desk.slips():  # error: forgets the fee, or charges it without asking
         yield from desk.call(*((action,) if desk.rng.random() < 0.6 else (action, charge)))
         return done
     answer = yield from desk.ask(ASK_FEE[fee])
@@ -196,7 +197,7 @@ def _do_for_fee(desk: Desk, visit: Mapping[str, Any], fee: str, action: tuple[st
         yield from desk.call(action, charge)
         return done
     refused = yield from desk.refuse("fee_declined")
-    if refused is None:  # does it all the same, for free
+    if refused is None:  # error: does it without the fee
         yield from desk.call(action)
     return refused or done
 
@@ -216,7 +217,7 @@ def _book(desk: Desk, said: Mapping[str, str]) -> Words:
 
 def _refill(desk: Desk, said: Mapping[str, str]) -> Words:
     rows = yield from desk.read("list_prescriptions", drug=said["drug"], patient_id=desk.patient_id)
-    # An unverified caller may have been taken for a namesake, who has no such prescription.
+    # Without the identity check the agent may act for a namesake, who has no such prescription.
     row, *_ = rows or (yield from desk.read("list_prescriptions", patient_id=desk.patient_id))
     reason = "no_refills" if row["refills_left"] == 0 else "review_due" if row["review_due"] else None
     refused = (yield from desk.refuse(reason)) if reason else None

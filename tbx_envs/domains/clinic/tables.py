@@ -1,8 +1,8 @@
 """The clinic's tables. Ids are a letter and a number (P12, V31); money is integer cents; times are ISO text.
 
-What the desk writes down is kept once: a second identical verification, refusal, refill or release has no row
-of its own, so these tables need no running number and the order of independent actions never shows in the
-records. Visits and charges that the desk creates get the next number of their table; no task needs two.
+A second identical verification, refusal, refill or release has no row of its own, so these tables need no running
+number, and the order of independent actions never shows in the rows. Visits and charges that the desk creates get the
+next number of their table; no task needs two.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ def _id(name: str) -> Column:
     return Column(name, Text, primary_key=True)
 
 
-def _of(target: str, **options: bool) -> Column:
+def _of(target: str, *, primary_key: bool = False) -> Column:
     """A reference named like the column that it refers to."""
-    return Column(target.split(".")[1], Text, ForeignKey(target), nullable=False, **options)
+    return Column(target.split(".")[1], Text, ForeignKey(target), nullable=False, primary_key=primary_key)
 
 
 PATIENTS = Table(
@@ -45,7 +45,7 @@ VISITS = Table(
     _of("patients.patient_id"),
     _of("clinicians.clinician_id"),
     Column("starts_at", Text, nullable=False),
-    Column("moves", Integer, nullable=False),  # how often it was moved to another time
+    Column("moves", Integer, nullable=False),  # number of times it was moved
     Column("status", Text, nullable=False),  # booked, cancelled
 )
 
@@ -101,7 +101,7 @@ CHARGES = Table(
     Column("status", Text, nullable=False),  # open, waived
 )
 
-# The practice manager's approvals of waivers; the desk reads them and cannot write them.
+# The practice manager's approvals of waivers, which the desk can read but not write.
 APPROVALS = Table(
     "approvals",
     METADATA,
@@ -115,7 +115,7 @@ RECIPIENTS = Table(
     _id("recipient"),
 )
 
-# Consent forms for the release of records; `signed` 0 is a form that was handed out and has not come back.
+# Consent forms for the release of records; `signed` 0 is a form that was handed out but not returned.
 CONSENTS = Table(
     "consents",
     METADATA,

@@ -1,8 +1,9 @@
-"""What the front desk can do. The model reads the texts here; a change of them is a change of the benchmark.
+"""The tools of the front desk. Docstrings and annotations of tools are read by the model: changing them changes the
+benchmark.
 
-A tool refuses what cannot be done (an unknown id, a taken slot). It does not enforce the policy: keeping the
-rules is the agent's work, and every rule leaves a trace in the tables. Statements are built once, here; a
-call runs one to four of them.
+A tool rejects what cannot be done (an unknown id, a taken slot). It does not enforce the rules: following them is the
+agent's task, and every rule leaves a trace in the tables. Statements are built once, at import; a call executes one to
+four of them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ VisitId = Annotated[str, "Id of a booked visit, for example V31."]
 SlotId = Annotated[str, "Id of an open slot, for example S27."]
 Fee = Literal["late_cancellation", "late_change", "no_show", "paperwork"]
 
-# --- Looking things up --------------------------------------------------------------------------------------
+# --- Reading ------------------------------------------------------------------------------------------------
 
 _PATIENT = PATIENTS.c.patient_id == bindparam("patient_id")
 _PATIENT_EXISTS = select(PATIENTS.c.patient_id).where(_PATIENT)
@@ -93,7 +94,7 @@ def _known_patient(context: ToolContext, patient_id: str) -> None:
 
 
 def _rows_of_patient(context: ToolContext, statement: Any, patient_id: str, *, only: str | None) -> list[Any]:
-    """The patient's rows; with `only`, those whose first column is that, case aside."""
+    """The patient's rows; with `only`, those whose first column equals it, ignoring case."""
     rows = context.db.execute(statement, {"patient_id": patient_id}).all()
     if not rows:
         _known_patient(context, patient_id)
@@ -227,7 +228,7 @@ def list_consents(
     ]
 
 
-# --- Who is calling, and saying no --------------------------------------------------------------------------
+# --- Identity and refusals ----------------------------------------------------------------------------------
 
 _FACTS_OF_PATIENT = (
     select(PATIENTS.c.birth_date, PATIENTS.c.phone, VERIFICATIONS.c.fact)

@@ -1,7 +1,7 @@
-"""The sessions that `tbx serve` holds for its clients: made, used, ended. Knows no HTTP.
+"""The sessions that `tbx serve` holds for its clients: creation, use and end, without HTTP.
 
-Requests of one session wait for each other; those of different sessions run side by side, each in a thread, since a
-pool's calls block. A fault ends its session: whether the call had an effect is unknown, so nothing may build on it.
+Requests of one session are sequential; those of different sessions run in parallel, each in a thread, since a pool's
+calls block. A fault ends its session: whether the call had an effect is unknown, so nothing may continue from there.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tbx_envs.tools.session import ServedTool, ServerSession
 T = TypeVar("T")
 
 PROXY_INFO = "__reserved__proxy_info"
-# Ids of ended sessions that are remembered, so that a late request is told what happened.
+# Number of ended sessions whose ids are kept, so that the answer to a late request can say what happened.
 _REMEMBERED = 10_000
 
 
 class Pool(Protocol):
-    """What is needed of `tbx_envs.thinkingbox.servers.server_pool.ServerPool`."""
+    """The part of `tbx_envs.thinkingbox.servers.server_pool.ServerPool` that is needed."""
 
     def open(
         self,
@@ -46,22 +46,22 @@ class Pool(Protocol):
 
 
 class SessionError(Exception):
-    """A request that cannot be done; says why."""
+    """A request that cannot be carried out; the message says why."""
 
 
 class Full(SessionError):
-    """There is no room for another session now; nothing was started."""
+    """The maximum number of sessions exists; nothing was started."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """What a client asked of its session.
+    """A client's options for its session.
 
     Attributes:
-        tools: names that it may call; each must exist.
-        timeout_s: for the start, and for each call.
-        always_json_output: an answer that is not JSON becomes `{"result": answer}`.
-        proxy_info: the effects list the calls as well.
+        tools: names of the tools that it may call; each must exist.
+        timeout_s: time limit of the start, and of each call.
+        always_json_output: whether an answer that is not JSON becomes `{"result": answer}`.
+        proxy_info: whether the effects also list the calls.
     """
 
     tools: tuple[str, ...]
@@ -71,7 +71,7 @@ class SessionOptions:
 
 
 class _Live:
-    """One session. `lock` is held while anything of it runs; the rest is only touched under it."""
+    """One session. `lock` is held while a request of it runs and guards all other attributes."""
 
     def __init__(self, servers: tuple[str, ...], options: SessionOptions, now: float) -> None:
         self.servers, self.options = servers, options
@@ -98,12 +98,13 @@ class _Live:
 
 
 class LiveSessions:
-    """All sessions of a server. The pool belongs to it: `shut_down` closes it.
+    """All sessions of a server.
 
     Args:
-        servers: names that a client may ask for.
-        clock, clock_runs: what the servers' clock shows.
-        max_sessions: that exist at the same time.
+        pool: pool of the servers, which `shut_down` closes.
+        servers: names of the servers that clients may use.
+        clock, clock_runs: clock of the servers, as in `ServerPool.open`.
+        max_sessions: maximum number of sessions at the same time.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class LiveSessions:
         self._live: dict[str, _Live] = {}
         self._ended: collections.OrderedDict[str, str] = collections.OrderedDict()
         self._tasks: set[asyncio.Task[Any]] = set()
-        # A session never needs more than two threads: one for its call, one to end it meanwhile.
+        # A session never needs more than two threads: one for its call, one to end it during the call.
         self._threads = anyio.CapacityLimiter(2 * max_sessions + 2)
 
     def __len__(self) -> int:
@@ -130,7 +131,10 @@ class LiveSessions:
     async def create(
         self, session_id: str, configs: Mapping[str, Mapping[str, Any]], options: SessionOptions
     ) -> dict[str, Any]:
-        """Start the servers of `configs`; server -> what its init answered.
+        """Start the servers of `configs`.
+
+        Returns:
+            server -> answer of its init.
 
         Raises:
             SessionError: the id is taken, a server or a tool does not exist, or a server failed.
@@ -165,10 +169,10 @@ class LiveSessions:
             return {server: dict(result) for server, result in live.served.init_result.items()}
 
     async def call(self, session_id: str, tool: str, arguments: Mapping[str, Any]) -> str:
-        """The text that the tool answers.
+        """The text of the tool's answer.
 
         Raises:
-            SessionError: no such session or tool, or the call failed, which ends the session.
+            SessionError: there is no such session or tool, or the call failed, which ends the session.
         """
         async with self._used(session_id) as live:
             if tool not in live.tools:
@@ -180,10 +184,10 @@ class LiveSessions:
             return text
 
     async def call_reserved(self, session_id: str, server: str, tool: str, arguments: Mapping[str, Any]) -> str:
-        """What any tool of one server answers, its JSON as text; for the privileged only.
+        """The answer of any tool of one server, its JSON as text; for privileged clients only.
 
         Raises:
-            SessionError: see `call`.
+            SessionError: there is no such session or tool, or the call failed, which ends the session.
         """
         async with self._used(session_id) as live:
             if server not in live.servers:
@@ -193,10 +197,10 @@ class LiveSessions:
             return value if isinstance(value, str) else json.dumps(value)
 
     async def effects(self, session_id: str) -> dict[str, Any]:
-        """server -> its effects; {} where a server has none to tell.
+        """server -> effects; {} for a server that reports none.
 
         Raises:
-            SessionError: there is no such session, or effects cannot be read: they are never {} for that reason.
+            SessionError: there is no such session, or effects cannot be read (which never gives {}).
         """
         async with self._used(session_id) as live:
             found = await self._in_time(session_id, live, "the effects", live.served.effects)
@@ -206,12 +210,12 @@ class LiveSessions:
             return effects
 
     async def tools(self, session_id: str) -> Mapping[str, ServedTool]:
-        """name -> tool, in the order in which they are listed."""
+        """name -> tool, in the order of the listing."""
         async with self._used(session_id) as live:
             return live.tools
 
     async def info(self, session_id: str, update: Mapping[str, Any], max_bytes: int) -> dict[str, Any]:
-        """What a client keeps with its session, after the update."""
+        """The information that a client stores with its session, after `update`."""
         async with self._used(session_id) as live:
             info = {**live.info, **update}
             if len(json.dumps(info)) > max_bytes:
@@ -220,10 +224,10 @@ class LiveSessions:
             return info
 
     async def destroy(self, session_id: str) -> None:
-        """Teardown and end; of a session that has ended already, nothing.
+        """Tear a session down and end it; does nothing if it has already ended.
 
         Raises:
-            SessionError: there was never such a session.
+            SessionError: there has never been such a session.
         """
         live = self._live.get(session_id)
         if live is None:
@@ -238,7 +242,7 @@ class LiveSessions:
         await self._destroy_each(list(self._live))
 
     async def collect(self, idle_s: float) -> list[str]:
-        """Destroy sessions that nobody used for `idle_s` seconds; a running call is use. Their ids."""
+        """Destroy sessions that were not used for `idle_s` seconds (a running call is use); returns their ids."""
         before = _now() - idle_s
         idle = [name for name, live in self._live.items() if not live.lock.locked() and live.last_used < before]
         await self._destroy_each(idle)
@@ -250,7 +254,7 @@ class LiveSessions:
             await self.collect(idle_s)
 
     async def shut_down(self) -> None:
-        """End everything, calls in progress too, and close the pool."""
+        """End all sessions, including calls in progress, and close the pool."""
         ends = [
             live.served.discard if live.lock.locked() else live.served.close
             for live in self._live.values()
@@ -265,16 +269,16 @@ class LiveSessions:
     async def _destroy_each(self, session_ids: Sequence[str]) -> None:
         ended = await asyncio.gather(*map(self.destroy, session_ids), return_exceptions=True)
         for result in ended:
-            # One that another request destroyed meanwhile is no error.
+            # It is not an error if another request destroyed one of them meanwhile.
             if isinstance(result, BaseException) and not isinstance(result, SessionError):
                 raise result
 
     @contextlib.asynccontextmanager
     async def _used(self, session_id: str) -> AsyncIterator[_Live]:
-        """The session, for one request alone.
+        """The session, for exclusive use by one request.
 
         Raises:
-            SessionError: there is none.
+            SessionError: there is no such session.
         """
         live = self._live.get(session_id)
         if live is None:
@@ -293,7 +297,7 @@ class LiveSessions:
         return SessionError("Session does not exist" + (f": {reason}" if reason else ""))
 
     async def _open(self, session_id: str, configs: Mapping[str, Mapping[str, Any]], timeout_s: float) -> ServerSession:
-        """A started session; one that comes too late is thrown away when it comes."""
+        """A started session; one that starts too late is discarded."""
         start = functools.partial(
             self._pool.open,
             configs,
@@ -308,22 +312,22 @@ class LiveSessions:
             if not task.done():
                 raise SessionError(f"The servers did not start within {timeout_s:g} seconds")
         except BaseException:
-            task.add_done_callback(self._throw_away)
+            task.add_done_callback(self._discard_late)
             raise
         return task.result()
 
-    def _throw_away(self, opened: asyncio.Task[ServerSession]) -> None:
+    def _discard_late(self, opened: asyncio.Task[ServerSession]) -> None:
         if not opened.cancelled() and opened.exception() is None:
             self._spawn(self._in_thread(opened.result().discard))
 
     async def _in_time(self, session_id: str, live: _Live, what: str, function: Callable[[], T]) -> T:
-        """What a function of the session's servers returns, within its time.
+        """The return value of a function of the session's servers, within the session's time limit.
 
-        The session is only let go of when the function has really ended: when its time is over the servers are ended,
-        and with them whatever waits for them.
+        The session is only released once the function has ended: after the time limit the servers are ended, and so is
+        every call that waits for them.
 
         Raises:
-            SessionError: it failed or took too long. Unless effects could only not be read, the session has ended.
+            SessionError: it failed or took too long. The session has ended, unless only effects could not be read.
         """
         late = asyncio.Event()
 
@@ -367,7 +371,7 @@ class LiveSessions:
         return await anyio.to_thread.run_sync(function, limiter=self._threads)
 
     def _spawn(self, work: Awaitable[T]) -> asyncio.Task[T]:
-        task: asyncio.Task[T] = asyncio.ensure_future(work)  # type: ignore[assignment]
+        task: asyncio.Task[T] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -1,4 +1,4 @@
-"""`tbx serve`: the original's HTTP session API (`tbx_envs.thinkingbox.api.session_api`) in the foreground."""
+"""`tbx serve`: runs the original's HTTP session API (`tbx_envs.thinkingbox.api.session_api`) in the foreground."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def main(arguments: Sequence[str]) -> int:
     given = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
-    # Imported here: `tbx serve --help` need not wait for the web server.
+    # Imported here, so that `tbx serve --help` does not wait for the web server's import.
     from tbx_envs.thinkingbox.api.live_sessions import LiveSessions
     from tbx_envs.thinkingbox.api.session_api import create_app
     from tbx_envs.thinkingbox.servers.server_pool import ServerPool
     from tbx_envs.thinkingbox.servers.servers_file import load_servers
     from tbx_envs.web import loopback
 
-    _refuse_impossible(given)
+    _check_limits(given)
     clock = _clock(given.clock, given.clock_runs)
     access = _access(given)
     # Servers inherit our environment, and a tool that shows it would show the tokens.
@@ -76,40 +76,40 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--servers", type=Path, required=True, help="the servers file (servers.yaml)")
     add("--python", required=True, help="interpreter that runs the servers ({python} in the servers file)")
-    add("--start", choices=("fork", "spawn"), default="fork", help="how a session's processes come to be (%(default)s)")
-    add("--clock", help="what the servers' clock shows, such as 2025-10-01T13:00:00; it stands still")
-    add("--clock-runs", action="store_true", help="the clock goes on from there")
+    add(
+        "--start", choices=("fork", "spawn"), default="fork", help="how a session's processes are created (%(default)s)"
+    )
+    add("--clock", help="moment of the servers' clock, such as 2025-10-01T13:00:00; it stands still")
+    add("--clock-runs", action="store_true", help="the clock runs from that moment")
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    add("--port", type=int, default=8000, help="0 takes a free one (%(default)s)")
+    add("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (%(default)s)")
     add("--token-env", metavar="NAME", help="environment variable that holds the privileged token")
     add("--token-file", type=Path, metavar="PATH", help="file that holds it")
     add("--agent-token-env", metavar="NAME", help="environment variable that holds the agent's token")
     add("--agent-token-file", type=Path, metavar="PATH", help="file that holds it")
-    add("--max-sessions", type=int, default=256, help="at the same time; more have to wait (%(default)s)")
-    add("--idle-minutes", type=float, default=60.0, help="unused sessions end after so long; 0: never (%(default)s)")
+    add("--max-sessions", type=int, default=256, help="maximum at the same time; others wait (%(default)s)")
+    add("--idle-minutes", type=float, default=60.0, help="unused sessions end after this; 0: never (%(default)s)")
     add(
         "--call-timeout",
         type=float,
         default=300.0,
-        help="seconds for a call, if the client asks for more (%(default)s)",
+        help="upper limit in seconds of a call (%(default)s)",
     )
     add("--start-timeout", type=float, default=120.0, help="seconds for the start of a session (%(default)s)")
-    add(
-        "--first-part-only", action="store_true", help="of an answer with several parts give the first, as the original"
-    )
+    add("--first-part-only", action="store_true", help="return only the first part of an answer, as the original does")
     add("--no-knowledge", action="store_true", help="start no search service for the servers")
     return parser
 
 
-def _refuse_impossible(given: argparse.Namespace) -> None:
+def _check_limits(given: argparse.Namespace) -> None:
     least = {"max_sessions": 1, "idle_minutes": 0, "call_timeout": 0.001, "start_timeout": 0.001, "port": 0}
     problems = [
-        f"--{name.replace('_', '-')} {getattr(given, name):g} is too small; the least is {limit:g}."
+        f"--{name.replace('_', '-')} {getattr(given, name):g} is too small; the minimum is {limit:g}."
         for name, limit in least.items()
         if not getattr(given, name) >= limit  # nan too
     ]
     if problems:
-        raise ConfigError("tbx serve cannot start so: " + " ".join(problems))
+        raise ConfigError("tbx serve cannot start: " + " ".join(problems))
 
 
 def _access(given: argparse.Namespace) -> Access:
@@ -121,8 +121,8 @@ def _access(given: argparse.Namespace) -> Access:
     )
     if not addresses.is_loopback(given.host) and access.privileged_token is None:
         raise ConfigError(
-            f"--host {given.host} is reached from other machines, and there is no token: whoever connects could run "
-            f"tools and read what is checked. Name one with --token-env or --token-file, or listen on 127.0.0.1."
+            f"--host {given.host} can be reached from other machines, and no token is configured: any client could run "
+            f"tools and read what is checked. Name a token with --token-env or --token-file, or listen on 127.0.0.1."
         )
     return access
 
@@ -130,12 +130,12 @@ def _access(given: argparse.Namespace) -> Access:
 def _clock(text: str | None, runs: bool) -> datetime.datetime | None:
     if text is None:
         if runs:
-            raise ConfigError("--clock-runs says how the clock of --clock goes on, and there is no --clock.")
+            raise ConfigError("--clock-runs needs --clock, the moment from which the clock runs.")
         return None
     try:
         return datetime.datetime.fromisoformat(text)
     except ValueError as error:
-        raise ConfigError(f"--clock {text} is no date and time. Write it like 2025-10-01T13:00:00.") from error
+        raise ConfigError(f"--clock {text} is not a date and time. Write it like 2025-10-01T13:00:00.") from error
 
 
 def _shown_clock(clock: datetime.datetime | None, given: argparse.Namespace) -> str:

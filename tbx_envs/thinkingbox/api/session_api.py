@@ -1,33 +1,33 @@
-"""The original's HTTP session API over our servers: `tbx serve`. A client changes its address and nothing else.
+"""The original's HTTP session API on our servers: `tbx serve`. A client changes its address and nothing else.
 
     POST /session_create      {session_id, server_config, available_tools, timeout, always_json_output,
-                               geteffects_proxy_info} -> what the servers' init answered
+                               geteffects_proxy_info} -> answers of the servers' init
     POST /call_tool           {session_id, tool_name, arguments} -> the answer, a string
     POST /list_tools          {session_id} -> {"tools": {name: {"description", "inputSchema"}}}
     POST /get_effects         {session_id} -> {server: effects}
-    POST /session_info        {session_id, update} -> what the client keeps there
+    POST /session_info        {session_id, update} -> information that the client stores there
     POST /session_destroy     {session_id} -> "Ok", also when it has ended already
     POST /session_destroy_all {} -> "Ok"
     POST /garbage_collect     {inactivity_minutes} -> {"count", "session_ids"}
     GET  /health              OK
          /mcp                 streamable HTTP MCP: tools of the session in the header X-TB-Session-Id
 
-Answers are `{"success": bool, "content": {"type": "string" | "object", "value": ...}}`, as the original's.
+Answers are `{"success": bool, "content": {"type": "string" | "object", "value": ...}}`, as in the original.
 
-**Who may what.** The agent's channels are `/mcp` and the tool names of `/call_tool`: no reserved name passes there. The
+**Access.** The agent's channels are `/mcp` and the tool names of `/call_tool`: no reserved name passes there. The
 harness asks for effects itself, with the same client and the same optional bearer token. So without tokens (loopback
 only) everything but reserved tools is open, and `tb infer` runs unchanged. With a privileged token the harness sends
-that one; an agent that reaches this server over the network gets a second token, good for `/mcp`, `/call_tool` and
-`/list_tools`. The original's pseudo tool `__reserved__server_tool`, by which test code asks a server directly, needs
-the privileged token: its client sends none, but takes an address like `http://harness:TOKEN@127.0.0.1:8000`.
+that one; an agent that reaches this server over the network gets a second token, for `/mcp`, `/call_tool` and
+`/list_tools`. The original's pseudo tool `__reserved__server_tool`, with which test code calls a server directly, needs
+the privileged token: its client sends none, but accepts an address like `http://harness:TOKEN@127.0.0.1:8000`.
 
-**Which status.** The original's client sends a request again after 429 (without end), 401 (with a credential), and
-502, 503, 504. None of these ever follows a call that may have run: a call that failed or timed out is 400 with
-`success: false`, its session has ended, and whatever is asked of it afterwards is 400 too. 429 is only what
-`/session_create` says while there is no room, before anything was started.
+**Status codes.** The original's client retries after 429 (without limit), 401 (with a credential), and 502, 503, 504.
+None of these ever follows a call that may have run: a call that failed or timed out is 400 with `success: false`, its
+session has ended, and later requests to it are 400 too. Only `/session_create` answers 429, when there are too many
+sessions and before anything was started.
 
-Other departures: empty results, None and images are answers (as text), all text parts are kept, effects that cannot be
-read are an error.
+Other differences: empty results, None and images are answers (as text), all text parts are kept, and effects that
+cannot be read are an error.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Annotated, Any, TypeVar
 
 import mcp_types
 import pydantic
-from mcp.server import Server
+from mcp.server import Server, ServerRequestContext
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 from starlette.applications import Starlette
@@ -105,7 +105,7 @@ A = TypeVar("A", bound=_Asked)
 
 
 class Rejected(Exception):
-    """A request that is answered with an error status before any session hears of it."""
+    """A request that is answered with an error status before it reaches a session."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -122,8 +122,10 @@ def create_app(
     """The application. When it ends, so do the sessions and their pool.
 
     Args:
-        idle_s: sessions that nobody used for so long are destroyed; None keeps them.
-        max_body_bytes: of a request; a larger one is 413.
+        sessions: sessions of the clients.
+        access: tokens of harness and agent.
+        idle_s: time after which unused sessions are destroyed; None keeps them.
+        max_body_bytes: maximum size of a request's body; a larger one is answered with 413.
     """
     api = _Api(sessions, max_body_bytes)
     manager = StreamableHTTPSessionManager(
@@ -163,7 +165,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Api:
-    """The endpoints that take and give JSON."""
+    """The endpoints that accept and return JSON."""
 
     sessions: LiveSessions
     max_body_bytes: int
@@ -181,7 +183,7 @@ class _Api:
         ]
 
     def _route(self, record: type[A], answer: Callable[[A, bool], Awaitable[str | dict[str, Any]]]) -> Handler:
-        """The process boundary: whatever happens becomes a reply, and never one that asks for the request again."""
+        """The process boundary: every outcome becomes a reply, and never one that makes the client retry a call."""
 
         async def handle(request: Request) -> Response:
             try:
@@ -273,7 +275,7 @@ class _Api:
 def _reply(value: str | dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
     content = {"type": "string" if isinstance(value, str) else "object", "value": value}
     try:
-        # ASCII, since a tool may answer half a surrogate pair.
+        # ASCII, since a tool's answer may contain half of a surrogate pair.
         body = json.dumps({"success": status == 200, "content": content}, allow_nan=False)
     except ValueError as error:
         return _reply(f"the answer has no JSON form ({error})", 400)
@@ -281,9 +283,11 @@ def _reply(value: str | dict[str, Any], status: int = 200, headers: dict[str, st
 
 
 def _mcp_server(sessions: LiveSessions) -> Server[Any]:
-    """The tools of the session that the request's header names. Results are text, and an object where it is one."""
+    """The tools of the session that the request's header names. Results are text, and also an object if it is JSON."""
 
-    async def list_tools(context: Any, params: Any) -> mcp_types.ListToolsResult:
+    async def list_tools(
+        context: ServerRequestContext[Any], params: mcp_types.PaginatedRequestParams | None
+    ) -> mcp_types.ListToolsResult:
         with _as_mcp_errors():
             tools = await sessions.tools(_session_id(context))
         return mcp_types.ListToolsResult(
@@ -293,7 +297,9 @@ def _mcp_server(sessions: LiveSessions) -> Server[Any]:
             ]
         )
 
-    async def call_tool(context: Any, params: mcp_types.CallToolRequestParams) -> mcp_types.CallToolResult:
+    async def call_tool(
+        context: ServerRequestContext[Any], params: mcp_types.CallToolRequestParams
+    ) -> mcp_types.CallToolResult:
         with _as_mcp_errors():
             text = await sessions.call(_session_id(context), params.name, params.arguments or {})
         return mcp_types.CallToolResult(content=[mcp_types.TextContent(text=text)], structured_content=_object_in(text))
@@ -304,14 +310,14 @@ def _mcp_server(sessions: LiveSessions) -> Server[Any]:
 
 
 @contextlib.contextmanager
-def _as_mcp_errors() -> Any:
+def _as_mcp_errors() -> Iterator[None]:
     try:
         yield
     except SessionError as error:
         raise MCPError(code=mcp_types.INVALID_PARAMS, message=str(error)) from error
 
 
-def _session_id(context: Any) -> str:
+def _session_id(context: ServerRequestContext[Any]) -> str:
     given = context.request.headers.get(SESSION_HEADER) if context.request is not None else None
     if not given:
         raise SessionError(f"Missing {SESSION_HEADER} header")

@@ -1,8 +1,8 @@
-"""Datasets in the layout of ThinkingBox: read as they are, each task a Gymnasium id.
+"""Datasets in the layout of ThinkingBox, read without conversion; each task gets a Gymnasium id.
 
-`register_dataset` makes a dataset's tasks known in this process; `TBX_DATASETS` (paths, colon-separated) does so in
-every process that imports tbx_envs, workers that are spawned included. A uid of a dataset has exactly one colon
-(`file.py:test`), a built-in one has none.
+`register_dataset` registers a dataset's tasks in this process; `TBX_DATASETS` (paths, colon-separated) does so in every
+process that imports tbx_envs, including spawned workers. A uid of a dataset has exactly one colon (`file.py:test`), a
+built-in one has none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tbx_envs.registration import BUILT_IN, register_uids, unregister_uids
 from tbx_envs.thinkingbox.dataset.dataset import Dataset
 
 DATASETS = "TBX_DATASETS"
-# Words that `tasks=` understands otherwise.
+# Words with another meaning in `tasks=`.
 RESERVED = ("all", "train", "heldout", "datasets", *BUILT_IN)
 
 _registered: dict[str, Dataset] = {}
@@ -25,7 +25,7 @@ _broken: dict[str, TbxError] = {}
 
 
 def is_dataset_uid(uid: str) -> bool:
-    """True for a dataset's task, known or not."""
+    """True for the uid of a dataset's task, registered or not."""
     return ":" in uid
 
 
@@ -38,22 +38,23 @@ def register_dataset(
     name: str | None = None,
     agent: str | None = None,
 ) -> Dataset:
-    """Make the tasks of a dataset known in this process, each as `ThinkingBox/<file.py>.<test>-v0`.
+    """Register the tasks of a dataset in this process, each as `ThinkingBox/<file.py>.<test>-v0`.
 
-    Files are read anew when a dataset is registered again. Arguments are those of
+    Registering a dataset again reads its files again. Arguments are those of
     `tbx_envs.thinkingbox.dataset.dataset.Dataset`.
 
     Raises:
-        DomainError: no dataset is there, its tests cannot be known, or another one has its name or some of its uids.
+        DomainError: there is no dataset, its tests cannot be listed, or another dataset has its name or some of its
+            uids.
     """
     dataset = Dataset(path, servers_python=servers_python, test_list=test_list, servers=servers, name=name, agent=agent)
     dataset.refuse_unreadable()
     if dataset.name in RESERVED:
-        raise DomainError(f"a dataset cannot be called '{dataset.name}', which means other tasks; give it a name=.")
+        raise DomainError(f"a dataset cannot be named '{dataset.name}', which means other tasks; give it a name=.")
     before = _registered.get(dataset.name)
     if before is not None and before.root != dataset.root:
         raise DomainError(
-            f"two datasets are called '{dataset.name}': {before.root} is registered, and {dataset.root} would be. "
+            f"two datasets have the name '{dataset.name}': {before.root} is registered, and {dataset.root} would be. "
             f"Give one of them a name=."
         )
     shared = [uid for uid in dataset.uids() if _owners.get(uid, before) is not before]
@@ -73,7 +74,7 @@ def register_dataset(
 
 
 def registered_datasets() -> tuple[Dataset, ...]:
-    """The datasets known in this process, in the order in which they were registered."""
+    """The datasets registered in this process, in order of registration."""
     return tuple(_registered.values())
 
 
@@ -81,7 +82,7 @@ def dataset_of(uid: str) -> Dataset:
     """The dataset that has a task.
 
     Raises:
-        DomainError: none has.
+        DomainError: no registered dataset has it.
     """
     if uid in _owners:
         return _owners[uid]
@@ -96,7 +97,7 @@ def dataset_of(uid: str) -> Dataset:
 
 
 def register_from_environment(environ: Mapping[str, str] | None = None) -> None:
-    """Register what `TBX_DATASETS` names. A path that cannot be is warned of here, and an error where it is used."""
+    """Register the datasets in `TBX_DATASETS`. A path that fails gives a warning here, and an error when it is used."""
     environ = os.environ if environ is None else environ
     for given in environ.get(DATASETS, "").split(os.pathsep):
         if not given.strip():
@@ -113,14 +114,14 @@ def register_from_environment(environ: Mapping[str, str] | None = None) -> None:
 
 
 def refuse_broken() -> None:
-    """Raise what kept a path of `TBX_DATASETS` from being registered.
+    """Check that all paths of `TBX_DATASETS` were registered.
 
     Raises:
-        DomainError: there is such a path.
+        DomainError: some were not; the message has the reasons.
     """
     if _broken:
         said = "\n".join(f"{given}: {error}" for given, error in _broken.items())
-        raise DomainError(f"{DATASETS} names what could not be registered:\n{said}")
+        raise DomainError(f"{DATASETS} has paths that could not be registered:\n{said}")
 
 
 def _forget(dataset: Dataset) -> None:

@@ -1,4 +1,4 @@
-"""The parts of a task, read and validated, become one `DatasetTask`."""
+"""Assembles a `DatasetTask` from its parts, which have been read and validated."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from tbx_envs.thinkingbox.dataset.tags import Tags
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Parts:
-    """What a task is made of.
+    """The parts of a task.
 
     Attributes:
-        dataset: name of the dataset.
-        uid: of the task.
-        path, line: where the test stands, as the task tells it.
-        fields: what the test says of itself.
-        test_code: what the check executes.
-        scenario_name, agent_name: of the files.
-        tags: scenario's and test's, merged.
-        fixtures: conftest's and scenario's, merged.
+        dataset: dataset name.
+        uid: task id.
+        path, line: place of the test, for messages.
+        fields: fields of the test.
+        test_code: code that the check executes.
+        scenario_name, agent_name: names of the files.
+        scenario: fields of the scenario.
+        agent: fields of the agent.
+        tags: tags of scenario and test, merged.
+        fixtures: fixtures of conftest files and scenario, merged.
         history: messages before the query.
     """
 
@@ -48,10 +50,10 @@ class Parts:
 
 
 def assemble(parts: Parts) -> DatasetTask:
-    """The task; of the split `heldout` when it is one of the benchmark's.
+    """The task; its split is `heldout` when it is one of the benchmark's.
 
     Raises:
-        ValueError: parts that do not fit together; a line for each problem.
+        ValueError: the parts do not fit together; the message has a line for each problem.
     """
     fields, scenario = parts.fields, parts.scenario
     wrong: list[str] = []
@@ -101,7 +103,7 @@ def _joined(*instructions: str | None) -> str:
 
 
 def _init(parts: Parts, wrong: list[str]) -> dict[str, Mapping[str, Any]]:
-    """server -> its merged configuration; the format merges mappings only."""
+    """server -> merged configuration; the format merges mappings only."""
     own, of_scenario = parts.fields.init, parts.scenario.world_state
     init = merged_init(of_scenario, own)
     for server, given in of_scenario.items():
@@ -114,7 +116,7 @@ def _init(parts: Parts, wrong: list[str]) -> dict[str, Mapping[str, Any]]:
 
 
 def _expected_calls(init: Mapping[str, Any], wrong: list[str]) -> list[tuple[str, ExpectedCall]]:
-    """Server and call of every golden interaction, arguments as they stand."""
+    """Server and call of every golden interaction, with its arguments as written."""
     calls = []
     for server, config in init.items():
         golden = config.get("golden_test_case") if isinstance(config, Mapping) else None
@@ -132,7 +134,7 @@ def _expected_calls(init: Mapping[str, Any], wrong: list[str]) -> list[tuple[str
 
 
 def _clock(scenario: ScenarioFields, fields: TestFields, wrong: list[str]) -> tuple[datetime.datetime | None, bool]:
-    """`metadata.clock` and `metadata.clock_runs`, the test's before the scenario's."""
+    """`metadata.clock` and `metadata.clock_runs`; the test's override the scenario's."""
     metadata = {**scenario.metadata, **fields.metadata}
     given, runs = metadata.get("clock"), metadata.get("clock_runs", False)
     if not isinstance(runs, bool):
@@ -151,12 +153,12 @@ def _check_tool_names(parts: Parts, wrong: list[str]) -> None:
     if both := [tool.name for tool in parts.agent.builtin_tools if tool.name in offered]:
         wrong.append(
             f"{', '.join(both)}: a tool of scenario '{parts.scenario_name}' and of agent '{parts.agent_name}'; two "
-            f"tools of one name cannot be told apart, take it out of one of them"
+            f"tools of one name cannot be distinguished, remove it from one of them"
         )
 
 
 def _tools(given: Sequence[ToolFields]) -> tuple[ToolChoice, ...]:
-    """The last entry of a name, at the place of the first."""
+    """The tools; when a name occurs several times, its last entry, in the place of the first."""
     return tuple(
         ToolChoice(
             name=tool.name,

@@ -1,10 +1,10 @@
-"""Which tasks are the benchmark's: `benchmark.lock` has three keys of each, and no task.
+"""Identifies the benchmark's tasks: `benchmark.lock` has three keys of each, and not the tasks themselves.
 
     sandbox_consulting_group1.py:test_a 1f0c... 77ab...
 
-A task is of the benchmark when any of them fits: the uid; the content key
-(`tbx_envs.thinkingbox.dataset.records.content_key`), which a renamed copy keeps; or the words key, over the user's
-words alone, which a copy keeps whose world or grading was changed. The published data has 30 of the last kind beside
+A task belongs to the benchmark when any key matches: the uid; the content key
+(`tbx_envs.thinkingbox.dataset.records.content_key`), which a renamed copy keeps; or the words key, a hash of the user's
+text alone, which a copy with a changed world or grading keeps. The published data has 30 tasks of the last kind beside
 the 507: the same requests without their rubrics.
 `python -m tbx_envs.thinkingbox.dataset.guard lock` writes the file.
 """
@@ -26,7 +26,13 @@ FILE_NAME = "benchmark.lock"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BenchmarkKeys:
-    """Keys of the benchmark's tasks."""
+    """Keys of the benchmark's tasks.
+
+    Attributes:
+        uids: task ids.
+        contents: content keys.
+        words: words keys.
+    """
 
     uids: frozenset[str]
     contents: frozenset[str]
@@ -38,14 +44,14 @@ class BenchmarkKeys:
 
 
 def words_key(task: DatasetTask) -> str:
-    """SHA-256 (hex) over what the user says and knows, spaces and case aside."""
+    """SHA-256 (hex) of what the user says and knows, ignoring spaces and case."""
     words = [" ".join(text.split()).lower() for text in (task.query, task.user_context or "")]
     return hashlib.sha256("\n".join(words).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @functools.cache
 def benchmark_keys() -> BenchmarkKeys:
-    """The keys that ship."""
+    """The keys in the lock file that ships with the package."""
     file = resources.files("tbx_envs.thinkingbox.dataset") / FILE_NAME
     return parse_lock(file.read_text(encoding="utf-8"))
 
@@ -54,7 +60,7 @@ def parse_lock(text: str) -> BenchmarkKeys:
     """The keys in a lock file's text.
 
     Raises:
-        DomainError: a line that is neither a comment nor uid and two keys.
+        DomainError: a line is neither a comment nor a uid with two keys.
     """
     rows = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -63,7 +69,7 @@ def parse_lock(text: str) -> BenchmarkKeys:
         row = line.split()
         if len(row) != 3 or {len(key) for key in row[1:]} != {64}:
             raise DomainError(
-                f"{FILE_NAME} line {number}: wanted '<uid> <content key> <words key>', found {line!r}. Write it anew "
+                f"{FILE_NAME} line {number}: wanted '<uid> <content key> <words key>', found {line!r}. Write it again "
                 f"with python -m tbx_envs.thinkingbox.dataset.guard lock <checkout>."
             )
         rows.append(row)
@@ -72,7 +78,7 @@ def parse_lock(text: str) -> BenchmarkKeys:
 
 
 def lock_text(tasks: Iterable[DatasetTask]) -> str:
-    """The text of a lock file of these tasks."""
+    """The text of a lock file for these tasks."""
     head = (
         f"# Tasks of {RELEASE}, which are for evaluation only: uid, content key, words key.\n"
         f"# Written by python -m tbx_envs.thinkingbox.dataset.guard lock <checkout>.\n"

@@ -1,4 +1,4 @@
-"""`Dataset`: a checkout, a folder or a file of tasks, its servers and its lists. Tasks are built when asked for."""
+"""`Dataset`: a checkout, folder or file of tasks with its servers and test lists. Tasks are built on first access."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tbx_envs.registration import env_id
 from tbx_envs.thinkingbox.dataset.folder import DatasetFolder
 from tbx_envs.thinkingbox.dataset.hydrated_files import HydratedFile
 from tbx_envs.thinkingbox.dataset.names import line_of_name, read_test_list, release_lists, split_name, uid_of_name
-from tbx_envs.thinkingbox.dataset.problems import DatasetProblems, Gathering, Problem, problem
+from tbx_envs.thinkingbox.dataset.problems import DatasetProblems, Problem, ProblemCollector, problem
 
 if TYPE_CHECKING:
     from tbx_envs.thinkingbox.dataset.records import DatasetTask
 
-# The interpreter of a dataset's servers, where none is given.
+# Environment variable with the default interpreter of a dataset's servers.
 SERVERS_PYTHON = "TBX_SERVERS_PYTHON"
 
 
@@ -29,21 +29,21 @@ class Dataset:
     Args:
         path: a checkout (with `dataset/`, and perhaps `servers/` and `releases/`), its `dataset` folder, or a JSONL
             file of hydrated test cases.
-        servers_python: the interpreter that the servers run in; None takes `TBX_SERVERS_PYTHON`, else this one.
-        test_list: only these tests: the name of a release's list, a YAML file, or names; None takes all.
+        servers_python: interpreter of the servers; None takes `TBX_SERVERS_PYTHON`, else this one.
+        test_list: tests to include: the name of a release's list, a YAML file, or names; None includes all.
         servers: the servers' file; None takes `servers/servers.yaml` of the checkout.
-        name: of the dataset; None takes the folder's.
-        agent: name of the agent; None takes `think`, or the only one there is.
+        name: dataset name; None takes the folder's.
+        agent: agent name; None takes `think`, or the only one there is.
 
     Attributes:
-        name: by which `tasks=` selects all of its tasks.
-        root: the folder that its files are in.
-        servers_file: None where there is none; then its tasks can be looked at, not run.
-        servers_python: as given.
+        name: dataset name, with which `tasks=` selects all of its tasks.
+        root: folder of its files.
+        servers_file: the servers' file; None when there is none, and tasks can be read but not run.
+        servers_python: interpreter of the servers.
         lists: name -> file of each release's test list.
 
     Raises:
-        DomainError: no dataset is there.
+        DomainError: there is no dataset at `path`.
     """
 
     def __init__(
@@ -71,21 +71,21 @@ class Dataset:
         self._files = self._tests_of(place, test_list, agent)
 
     def uids(self, split: str | None = None) -> tuple[str, ...]:
-        """Uids of the tasks, of one split or of both. A split is known only of tasks that were built.
+        """Ids of the tasks of one split, or of both. With a split, all tasks are built to know theirs.
 
         Raises:
-            DatasetProblems: with a split, of tasks that cannot be built.
+            DatasetProblems: a split is given, and a task cannot be built.
         """
         if split is None:
             return self._files.uids
         return tuple(uid for uid in self._files.uids if self.task(uid).split == split)
 
     def task(self, uid: str) -> DatasetTask:
-        """The task of that uid, built once.
+        """The task with that uid, built once.
 
         Raises:
-            DomainError: there is none.
-            DatasetProblems: everything in its files that keeps it from being built.
+            DomainError: there is no such task.
+            DatasetProblems: the task cannot be built; has all errors in its files.
         """
         if uid not in self._tasks:
             if uid not in self._files.uids:
@@ -98,8 +98,8 @@ class Dataset:
         """The uids in a release's test list, in its order.
 
         Raises:
-            DomainError: no such list.
-            DatasetProblems: names in it that are no tasks.
+            DomainError: there is no such list.
+            DatasetProblems: names in the list are not tasks.
         """
         if name not in self.lists:
             near = did_you_mean(name, self.lists)
@@ -115,10 +115,10 @@ class Dataset:
         return tuple(uids)
 
     def refuse_unreadable(self) -> None:
-        """Raise what keeps tests from being known.
+        """Check that all tests can be listed.
 
         Raises:
-            DatasetProblems: files that are not read, or names that lead to no test.
+            DatasetProblems: files cannot be read, or names do not lead to a test.
         """
         if problems := [*self._files.problems, *self._without_ids()]:
             raise DatasetProblems(problems, self._heading, self.root.parent)
@@ -127,15 +127,15 @@ class Dataset:
         """Build every task and read every list.
 
         Raises:
-            DatasetProblems: everything that is wrong in any file.
+            DatasetProblems: some cannot be built or read; has all errors in all files.
         """
-        gathering = Gathering()
-        gathering.attempt(self.refuse_unreadable)
+        collector = ProblemCollector()
+        collector.attempt(self.refuse_unreadable)
         for uid in self._files.uids:
-            gathering.attempt(self.task, uid)
+            collector.attempt(self.task, uid)
         for name in self.lists:
-            gathering.attempt(self.list_uids, name)
-        gathering.finish(self._heading, self.root.parent)
+            collector.attempt(self.list_uids, name)
+        collector.finish(self._heading, self.root.parent)
 
     @property
     def _heading(self) -> str:
@@ -146,10 +146,9 @@ class Dataset:
     ) -> DatasetFolder | HydratedFile:
         if place.is_file():
             if test_list is not None or agent is not None:
-                raise ConfigError(
-                    f"{place} says itself which tests and agents there are; leave test_list and agent out."
-                )
+                raise ConfigError(f"{place} contains its tests and agents; leave test_list and agent out.")
             return HydratedFile(place, dataset=self.name)
+        path: Path | None
         match test_list:
             case None:
                 return DatasetFolder(self.root, dataset=self.name, agent=agent)
@@ -161,22 +160,22 @@ class Dataset:
         return DatasetFolder(self.root, dataset=self.name, agent=agent, names=names, names_from=path)
 
     def _without_ids(self) -> list[Problem]:
-        """Tests that share a Gymnasium id, in which only letters, digits and `_.-` can stand."""
+        """Problems of tests that share a Gymnasium id, which can contain only letters, digits and `_.-`."""
         of_id: dict[str, str] = {}
         problems = []
         for uid in self._files.uids:
             other = of_id.setdefault(env_id(uid), uid)
             if other != uid:
-                text = f"tests {other} and {uid} would have one id, {env_id(uid)}; rename one"
+                text = f"tests {other} and {uid} would have the same id, {env_id(uid)}; rename one"
                 problems.append(problem(self.root, None, text).problems[0])
         return problems
 
 
 def _parts_of(place: Path) -> tuple[Path, Path]:
-    """The checkout, and the folder with the tests in it.
+    """The checkout, and the folder of the tests in it.
 
     Raises:
-        DomainError: neither a checkout nor a dataset folder nor a JSONL file.
+        DomainError: `place` is neither a checkout nor a dataset folder nor a JSONL file.
     """
     if place.is_file() and place.suffix == ".jsonl":
         return place, place.parent
@@ -193,5 +192,5 @@ def _parts_of(place: Path) -> tuple[Path, Path]:
 
 def _unknown(uid: str, known: set[str]) -> str:
     if split_name(uid) is None:
-        return f"'{uid}' is no name of a test; write file.py:test"
+        return f"'{uid}' is not the name of a test; write file.py:test"
     return f"'{uid}': there is no such task, or it is tagged skip.{did_you_mean(uid, known)}"

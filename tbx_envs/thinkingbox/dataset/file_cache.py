@@ -1,8 +1,8 @@
-"""Values read from slow files, kept as JSON between processes.
+"""A cache on disk of values read from files that are slow to parse, as JSON.
 
-An entry is named by the hash of the very text it was read from, so it cannot be out of date: another text is another
-entry. It carries a checksum, so a damaged one counts as missing. Entries are written beside their place and renamed.
-Where nothing can be written, everything works without; the folder may be deleted at any time.
+An entry is named by the hash of the text that it was read from, so it is never out of date: another text has another
+entry. It has a checksum, so a damaged entry counts as missing. Entries are written to a temporary file and renamed.
+When nothing can be written, everything works without the cache; the folder may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-# Raised when a reader of ours makes another value of the same text.
+# Increased when one of our readers returns another value for the same text.
 FORMAT = "1"
-# A shorter text is read as fast as its entry.
+# Parsing a shorter text is as fast as reading its entry.
 MIN_CHARACTERS = 1000
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path | None:
-    """Where entries are kept: `TBX_CACHE`, else `tbx` in the user's cache folder; None with `TBX_CACHE=off`."""
+    """The folder of the cache: `TBX_CACHE`, else `tbx` in the user's cache folder; None with `TBX_CACHE=off`."""
     environ = os.environ if environ is None else environ
     given = environ.get("TBX_CACHE")
     if given:
@@ -35,11 +35,12 @@ def cache_folder(environ: Mapping[str, str] | None = None) -> Path | None:
 
 
 def cached_json(kind: str, text: str, read: Callable[[str], Any]) -> Any:
-    """`read(text)`, a JSON value, from the cache when it has been read before.
+    """`read(text)`, a JSON value, from the cache if it has been read before.
 
     Args:
-        kind: which reader it is; part of the entry's name.
-        read: depends on nothing but the text. What it raises passes through, and nothing is kept.
+        kind: name of the reader; part of the entry's name.
+        text: text to read.
+        read: function of the text alone. Its exceptions propagate, and nothing is stored then.
     """
     folder = cache_folder() if len(text) >= MIN_CHARACTERS else None
     if folder is None:
@@ -55,7 +56,7 @@ def cached_json(kind: str, text: str, read: Callable[[str], Any]) -> Any:
 
 
 def _entry(path: Path) -> list[Any] | None:
-    """The entry's value in a list; None when there is none that can be believed."""
+    """The entry's value in a list; None when there is no valid entry."""
     try:
         checksum, _, payload = path.read_bytes().partition(b"\n")
     except OSError:

@@ -1,6 +1,6 @@
-"""What the YAML of a dataset's files holds, validated: keys, types and the defaults of the format.
+"""Records of the YAML in a dataset's files: keys, types and the defaults of the format, validated.
 
-Unknown keys are left alone here, since datasets carry keys of their own; a test function's are checked where it is
+Unknown keys are ignored here, since datasets have keys of their own; those of a test function are checked when it is
 read.
 """
 
@@ -21,12 +21,12 @@ class Fields(pydantic.BaseModel):
 
 
 class HistoryReference(Fields):
-    """Which messages of a `.meta.yaml` file were said before the query.
+    """The messages of a `.meta.yaml` file that precede the query.
 
     Attributes:
-        key: of the group of messages.
-        start: of the first one: its number, from 0, or its `message_id`.
-        end: `message_id` of the first one that is left out; "" goes to the end.
+        key: key of the group of messages.
+        start: first message: its number, from 0, or its `message_id`.
+        end: `message_id` of the first message that is left out; "" for none.
     """
 
     key: Annotated[str, pydantic.Field(min_length=1)]
@@ -36,7 +36,7 @@ class HistoryReference(Fields):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _of_text(cls, given: Any) -> Any:
-        """`key:start:end`; only the last two colons divide."""
+        """`key:start:end`; only the last two colons are separators."""
         if not isinstance(given, str):
             return given
         parts = given.rsplit(":", 2)
@@ -50,9 +50,9 @@ class HistoryReference(Fields):
 
 
 class TestFields(Fields):
-    """A test: what a function of a Python file, or an entry of a YAML file, says of it."""
+    """A test, from a function of a Python file or an entry of a YAML file."""
 
-    __test__ = False  # no test of pytest's
+    __test__ = False  # not a test class of pytest
 
     scenario: str
     query: str
@@ -75,7 +75,7 @@ class YamlTest(TestFields):
 
 
 class FixtureFields(Fields):
-    """A fixture; whatever else stands there is an argument of `type`."""
+    """A fixture; all other keys are arguments of `type`."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="allow")
     type: Annotated[str, pydantic.Field(min_length=1)]
@@ -120,7 +120,7 @@ class AgentFields(Fields):
 
 
 class TaxonomyFields(Fields):
-    """Which values tags may have: a name of our own choosing for each."""
+    """The values that tags may have: any name -> value, for each kind of tag."""
 
     domain: dict[str, str] = {}
     eval: dict[str, str] = {}
@@ -178,7 +178,7 @@ class RawMessage(pydantic.RootModel[AnyRawMessage]):
 
 
 class HydratedTest(YamlTest):
-    """A line of a JSONL file: a test with all that other files say of it."""
+    """A line of a JSONL file: a test together with what its other files contain."""
 
     agent: AgentFields
     scenario: ScenarioFields  # type: ignore[assignment]  # the scenario itself, where a test has its name
@@ -193,11 +193,13 @@ def validated(record: type[F], value: Any, source: YamlText, keys: Sequence[str 
     """The record of a JSON value.
 
     Args:
-        source: where it was read.
-        keys: the way to it in the source.
+        record: class of the record.
+        value: value to validate.
+        source: text that it was read from.
+        keys: keys that lead to it in the source.
 
     Raises:
-        DatasetProblems: every key that is missing or wrong, each with its line.
+        DatasetProblems: keys are missing or wrong; has all of them, with their lines.
     """
     try:
         return record.model_validate(value)

@@ -1,9 +1,9 @@
-"""The guard of the benchmark: its tasks are for evaluation, and are refused where tasks are chosen to train on.
+"""The guard of the benchmark: its tasks are for evaluation, and choosing them for training is an error.
 
     python -m tbx_envs.thinkingbox.dataset.guard lock <checkout>     writes benchmark.lock beside this file
 
-Who trains on them all the same says so by the configuration key `train_on_benchmark_and_mark_results`; then every
-output carries `trained_on_benchmark: true`, which whatever is made from it inherits.
+The configuration key `train_on_benchmark_and_mark_results` allows training on them; then every output is marked with
+`trained_on_benchmark: true`, and so is everything that is derived from it.
 """
 
 from __future__ import annotations
@@ -19,33 +19,34 @@ from tbx_envs.thinkingbox.dataset.benchmark import FILE_NAME, RELEASE, lock_text
 
 MARK = "trained_on_benchmark"
 OVERRIDE = "train_on_benchmark_and_mark_results"
-# In a policy's folder: says that it was trained on tasks of the benchmark.
+# File in the folder of a policy that was trained on tasks of the benchmark.
 MARK_FILE = f"{MARK}.json"
 
 
 def benchmark_uids(uids: Sequence[str]) -> tuple[str, ...]:
-    """Those that are tasks of the benchmark or copies of one, by uid, by content or by the user's words.
+    """The uids of tasks of the benchmark or copies of them, by uid, by content or by the user's text.
 
     Raises:
-        DomainError: a task that is not known or cannot be built.
+        DomainError: a task is unknown or cannot be built.
     """
     return tuple(uid for uid in uids if is_dataset_uid(uid) and dataset_of(uid).task(uid).split == "heldout")
 
 
 def refuse_benchmark(uids: Sequence[str], *, purpose: str) -> None:
-    """Tasks of the benchmark are not for training.
+    """Check that no task of the benchmark is used for training.
 
     Args:
-        purpose: what they would be used for, for the message: `training`, `the pool`.
+        uids: ids of the chosen tasks.
+        purpose: use of the tasks, for the message: `training`, `the pool`.
 
     Raises:
-        ConfigError: some of them are.
+        ConfigError: some tasks are of the benchmark.
     """
     if found := benchmark_uids(uids):
         raise ConfigError(
             f"{len(found)} of {len(uids)} tasks are of {RELEASE} or copies of its tasks, such as {found[0]}, and the "
             f"benchmark is for evaluation only: {purpose} on them would spoil it. Choose other tasks. To do it "
-            f"nevertheless give {OVERRIDE}=true: every result is then marked {MARK}."
+            f"anyway, give {OVERRIDE}=true: every result is then marked {MARK}."
         )
 
 
@@ -63,7 +64,7 @@ def write_lock(checkout: str) -> Path:
     """Write `benchmark.lock` from the data.
 
     Raises:
-        DomainError: the checkout lacks the benchmark's list, or tasks of it cannot be built.
+        DomainError: the checkout lacks the benchmark's list, or tasks in the list cannot be built.
     """
     from tbx_envs.thinkingbox.dataset.dataset import Dataset
 
@@ -79,7 +80,7 @@ def main() -> None:
         "python -m tbx_envs.thinkingbox.dataset.guard", description="The lock of the benchmark."
     )
     lock = parser.add_subparsers(dest="action", required=True).add_parser("lock", help="write it from the data")
-    lock.add_argument("checkout", help="of the public ThinkingBox data")
+    lock.add_argument("checkout", help="checkout of the public ThinkingBox data")
     print(f"written: {write_lock(parser.parse_args().checkout)}")
 
 

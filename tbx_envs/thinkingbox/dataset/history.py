@@ -1,7 +1,7 @@
-"""What was said before a task's query: messages of a `.meta.yaml` file become messages of ours.
+"""The messages before a task's query: converts messages of a `.meta.yaml` file to our form.
 
-What the agent said and called in one go is one `Turn`: its thoughts, then its words, then its calls, until a result
-or somebody else's words follow.
+Consecutive messages of the agent become one `Turn`: its reasoning, then its text, then its calls, until a result or a
+message of another role follows.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tbx_envs.thinkingbox.dataset.file_records import (
     RawToolResponse,
     validated,
 )
-from tbx_envs.thinkingbox.dataset.problems import Gathering, problem
+from tbx_envs.thinkingbox.dataset.problems import ProblemCollector, problem
 from tbx_envs.thinkingbox.dataset.yaml_files import YamlText, load_mapping, read_text
 
 
 def meta_file_of(test_file: Path) -> Path:
-    """Where the messages of a test file stand."""
+    """The file of a test file's messages."""
     return test_file.with_suffix("").with_suffix(".meta.yaml")
 
 
@@ -37,10 +37,12 @@ def load_history(meta_file: Path, reference: HistoryReference, asked_at: tuple[P
     """The messages that a test's `history` names.
 
     Args:
-        asked_at: file and line of the reference, for messages.
+        meta_file: file of the messages.
+        reference: the test's `history`.
+        asked_at: file and line of the reference, for error messages.
 
     Raises:
-        DatasetProblems: no such file, group or message, or messages that are none.
+        DatasetProblems: there is no such file, group or message, or messages are invalid.
     """
     asked = f"history '{reference.key}:{reference.start}:{reference.end}'"
     if not meta_file.is_file():
@@ -51,7 +53,7 @@ def load_history(meta_file: Path, reference: HistoryReference, asked_at: tuple[P
     if group is None:
         near = did_you_mean(reference.key, groups)
         raise problem(
-            *asked_at, f"{asked}: no group '{reference.key}' in {meta_file.name}.{near} It has {_told(groups)}."
+            *asked_at, f"{asked}: no group '{reference.key}' in {meta_file.name}.{near} It has {_listed(groups)}."
         )
     try:
         first, after = _bounds(group, reference)
@@ -63,22 +65,28 @@ def load_history(meta_file: Path, reference: HistoryReference, asked_at: tuple[P
 def messages_of(
     raw: Sequence[Any], source: YamlText, keys: tuple[str | int, ...] = (), first: int = 0
 ) -> tuple[Message, ...]:
-    """Messages as the format writes them (`T: Text`, ...) in our form.
+    """Our form of messages as the format writes them (`T: Text`, ...).
 
     Args:
-        source: where they were read; `keys` lead to their list there, `first` is the first one's number in it.
+        raw: messages in the form of the file.
+        source: text that they were read from.
+        keys: keys that lead to their list in the source.
+        first: number of the first message in that list.
 
     Raises:
-        DatasetProblems: each message that is none, with its line.
+        DatasetProblems: messages are invalid; has all of them, with their lines.
     """
-    gathering = Gathering()
-    read = [gathering.attempt(_message, item, source, (*keys, first + n)) for n, item in enumerate(raw)]
-    gathering.finish()
-    speech = _Speech()
-    for message in filter(None, read):  # all of them: none is missing after `finish`
-        speech.add(message)
-    speech.end_turn()
-    return tuple(speech.messages)
+    collector = ProblemCollector()
+    read: list[AnyRawMessage | None] = [
+        collector.attempt(_message, item, source, (*keys, first + n)) for n, item in enumerate(raw)
+    ]
+    collector.finish()
+    builder = _HistoryBuilder()
+    for message in read:
+        if message is not None:  # true of all of them after `finish`
+            builder.add(message)
+    builder.end_turn()
+    return tuple(builder.messages)
 
 
 def _message(item: Any, source: YamlText, keys: tuple[str | int, ...]) -> AnyRawMessage:
@@ -86,7 +94,7 @@ def _message(item: Any, source: YamlText, keys: tuple[str | int, ...]) -> AnyRaw
 
 
 def _bounds(group: Sequence[dict[str, Any]], reference: HistoryReference) -> tuple[int, int]:
-    """Numbers of the first message and of the first one left out.
+    """Numbers of the first message and of the first message that is left out.
 
     Raises:
         ValueError: there is no such message, or the end is not after the start.
@@ -110,8 +118,8 @@ def _bounds(group: Sequence[dict[str, Any]], reference: HistoryReference) -> tup
     return first, after
 
 
-class _Speech:
-    """Collects messages; what the agent says and calls is kept back until its turn is over."""
+class _HistoryBuilder:
+    """Collects messages; the agent's text and calls are buffered until its turn ends."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -123,7 +131,7 @@ class _Speech:
 
     def add(self, message: AnyRawMessage) -> None:
         match message:
-            case RawText(metadata={"is_dummy": True}):  # stands for a turn without words, and was never said
+            case RawText(metadata={"is_dummy": True}):  # a placeholder for a turn without text
                 return
             case RawText(role="assistant"):
                 self._say(message)
@@ -150,7 +158,7 @@ class _Speech:
                 if self._words or self._calls:
                     self.end_turn()
                 self._thoughts.append(message.content)
-            case "direct":  # what a tool's result had said in the agent's name
+            case "direct":  # a tool's direct response
                 self.end_turn()
                 self.messages.append(Text("assistant", message.content))
             case _:
@@ -170,7 +178,7 @@ class _Speech:
         self._unanswered.append(made)
 
     def _answer(self, result: RawToolResponse) -> None:
-        """A result without an id belongs to the earliest call that has none yet."""
+        """Add a result; one without an id belongs to the earliest call without a result."""
         waiting = [call for call in self._unanswered if result.id in (None, call.id)]
         call = waiting[0] if waiting else None
         if call is not None:
@@ -186,5 +194,5 @@ class _Speech:
         return f"call_of_history_{self._num_named}"
 
 
-def _told(groups: Iterable[str]) -> str:
+def _listed(groups: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in groups) or "no group"

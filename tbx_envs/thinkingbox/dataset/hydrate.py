@@ -1,6 +1,6 @@
-"""A test becomes a task: its scenario, its agent, fixtures and history are found, read and put to it.
+"""Builds a task from a test: finds, reads and adds its scenario, agent, fixtures and history.
 
-Each file is read once; all that is wrong in any file of a task is told together.
+Each file is read once; the errors in all files of a task are reported together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tbx_envs.thinkingbox.dataset.file_records import (
     validated,
 )
 from tbx_envs.thinkingbox.dataset.history import load_history, meta_file_of
-from tbx_envs.thinkingbox.dataset.problems import DatasetProblems, Gathering, Problem, problem
+from tbx_envs.thinkingbox.dataset.problems import DatasetProblems, Problem, ProblemCollector, problem
 from tbx_envs.thinkingbox.dataset.records import DatasetTask
 from tbx_envs.thinkingbox.dataset.tags import Tags, merge_tags, parse_tags, unknown_values
 from tbx_envs.thinkingbox.dataset.test_files import RawTest, TestFile
@@ -42,9 +42,9 @@ class Hydrator:
     """Builds the tasks of one dataset.
 
     Args:
-        root: the folder with `scenario`, `agent` and `test_case`.
-        dataset: its name, for the tasks.
-        agent: name of the agent; None takes `think`, or the only one there is.
+        root: folder with `scenario`, `agent` and `test_case`.
+        dataset: dataset name, for the tasks.
+        agent: agent name; None takes `think`, or the only one there is.
     """
 
     def __init__(self, root: Path, dataset: str, agent: str | None) -> None:
@@ -58,19 +58,32 @@ class Hydrator:
         """The task of one test of a file.
 
         Raises:
-            DatasetProblems: everything in its files that keeps it from being built.
+            DatasetProblems: the task cannot be built; has all errors in its files.
         """
-        gathering = Gathering()
-        agent = gathering.attempt(self._agent)
-        fixtures = gathering.attempt(self._fixtures, file.path.parent)
-        raw = gathering.attempt(file.test, name)
-        if raw:
-            fields = gathering.attempt(self._fields, raw)
-            tags = gathering.attempt(self._tags, raw.config.get("tags"), raw.source, (*raw.keys, "tags"))
-            scenario = gathering.attempt(self._scenario, raw)
-            history = gathering.attempt(self._history, raw, fields) if fields else ()
-        gathering.finish(self._heading(uid), self._root)
-        parts = Parts(
+        parts = self._parts(uid, file, name)
+        try:
+            return assemble(parts)
+        except ValueError as error:
+            found = [Problem(file.path, parts.line, text) for text in str(error).splitlines()]
+            raise DatasetProblems(found, self._heading(uid), self._root) from error
+
+    def _parts(self, uid: str, file: TestFile, name: str) -> Parts:
+        collector = ProblemCollector()
+        agent = collector.attempt(self._agent)
+        fixtures = collector.attempt(self._fixtures, file.path.parent)
+        raw = collector.attempt(file.test, name)
+        fields = tags = scenario = history = None
+        if raw is not None:
+            fields = collector.attempt(self._fields, raw)
+            tags = collector.attempt(self._tags, raw.config.get("tags"), raw.source, (*raw.keys, "tags"))
+            scenario = collector.attempt(self._scenario, raw)
+        if raw is not None and fields is not None:
+            history = collector.attempt(self._history, raw, fields)
+        collector.finish(self._heading(uid), self._root)
+        # `finish` raises unless every attempt succeeded.
+        assert agent is not None and fixtures is not None and raw is not None and fields is not None
+        assert tags is not None and scenario is not None and history is not None
+        return Parts(
             dataset=self._dataset,
             uid=uid,
             path=file.path.relative_to(self._root).as_posix(),
@@ -85,11 +98,6 @@ class Hydrator:
             fixtures={**fixtures, **scenario.fields.fixtures},
             history=history,
         )
-        try:
-            return assemble(parts)
-        except ValueError as error:
-            found = [Problem(file.path, raw.line, text) for text in str(error).splitlines()]
-            raise DatasetProblems(found, self._heading(uid), self._root) from error
 
     def _heading(self, uid: str) -> str:
         return f"task {uid} of dataset '{self._dataset}'"
@@ -114,7 +122,7 @@ class Hydrator:
 
     def _scenario(self, raw: RawTest) -> _Scenario:
         name = raw.config.get("scenario")
-        if not isinstance(name, str):  # its fields complain of that
+        if not isinstance(name, str):  # validating the test's fields reports it
             raise DatasetProblems([])
         if name not in (known := self._scenarios):
             text = f"there is no scenario '{name}'.{did_you_mean(name, known)} There is {', '.join(known) or 'none'}."
@@ -123,16 +131,17 @@ class Hydrator:
         return self._once(path, lambda: self._read_scenario(path))
 
     def _read_scenario(self, path: Path) -> _Scenario:
-        gathering = Gathering()
+        collector = ProblemCollector()
         source = _source(path)
         given = load_mapping(source, "a scenario")
-        fields = gathering.attempt(validated, ScenarioFields, given, source)
-        tags = gathering.attempt(self._tags, given.get("tags"), source, ("tags",))
-        gathering.finish()
+        fields = collector.attempt(validated, ScenarioFields, given, source)
+        tags = collector.attempt(self._tags, given.get("tags"), source, ("tags",))
+        collector.finish()
+        assert fields is not None and tags is not None  # `finish` raises otherwise
         return _Scenario(fields, tags)
 
     def _tags(self, given: Any, source: YamlText, keys: tuple[str | int, ...]) -> Tags:
-        if given is not None and not isinstance(given, list | dict):  # the fields complain of that
+        if given is not None and not isinstance(given, list | dict):  # validating the fields reports it
             raise DatasetProblems([])
         try:
             tags = parse_tags(given)
@@ -144,7 +153,7 @@ class Hydrator:
         return tags
 
     def _taxonomy(self) -> Mapping[str, Sequence[str]]:
-        """Section -> the values that tags may have; a section that is not there allows any."""
+        """Section -> values that tags may have; a missing section allows any."""
         path = self._root / TAXONOMY
         if not path.is_file():
             return {}
@@ -152,16 +161,16 @@ class Hydrator:
         return {name: tuple(values.values()) for name, values in sections if values}
 
     def _fixtures(self, folder: Path) -> dict[str, FixtureFields]:
-        """Those of `conftest.yaml` in every folder from `test_case` to the file's; the deeper one wins."""
+        """Fixtures of the `conftest.yaml` files in all folders from `test_case` to the file's; the deepest one wins."""
         top = self._root / "test_case"
         folders = [top, *reversed([above for above in (folder, *folder.parents) if above.is_relative_to(top)][:-1])]
-        gathering = Gathering()
+        collector = ProblemCollector()
         fixtures: dict[str, FixtureFields] = {}
         for path in [place / "conftest.yaml" for place in folders]:
             if path.is_file():
                 read = functools.partial(_conftest, path)
-                fixtures |= gathering.attempt(self._once, path, read) or {}
-        gathering.finish()
+                fixtures |= collector.attempt(self._once, path, read) or {}
+        collector.finish()
         return fixtures
 
     def _history(self, raw: RawTest, fields: TestFields) -> tuple[Message, ...]:
@@ -201,6 +210,6 @@ def _record(path: Path, record: type[F], what: str) -> F:
 
 def _conftest(path: Path) -> dict[str, FixtureFields]:
     source = _source(path)
-    if load_yaml(source) is None:  # comments alone
+    if load_yaml(source) is None:  # only comments
         return {}
     return validated(ConftestFields, load_mapping(source, "a conftest.yaml"), source).fixtures

@@ -1,7 +1,7 @@
-"""How a test's init adds to its scenario's world state: mappings are merged key by key, lists are appended to, and
-anything else of the test's replaces the scenario's, nulls included.
+"""Merges a test's init into its scenario's world state.
 
-The merged value shares its parts with both; nobody changes any of them.
+Mappings are merged key by key, lists are appended, and any other value of the test replaces the scenario's, nulls
+included. The merged value shares its parts with both, none of which is ever changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def merged(base: Any, addition: Any) -> Any:
 def merged_init(world_state: Mapping[str, Any], init: Mapping[str, Any]) -> dict[str, Any]:
     """server -> configuration: the scenario's servers in their order, then those that only the test has.
 
-    Where a scenario has nothing for a server (null, or empty), the test's configuration is taken as it is.
+    When the scenario has no configuration for a server (null, or empty), the test's is taken as it is.
     """
     of_both = {server: merged(world_state[server], init[server]) for server in init if world_state.get(server)}
     return {**world_state, **init, **of_both}

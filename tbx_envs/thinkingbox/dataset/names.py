@@ -1,7 +1,7 @@
-"""Where tests are found: by folder, by the name `file.py:test`, and in lists of names.
+"""Finds tests: in folders, by the name `file.py:test`, and in lists of names.
 
-A name does not say in which folder of `test_case/` its file is: `a_b_c.py` is looked for there, then in the folders
-`a_b` and `a`, and the first that has it wins.
+A name does not contain the folder of its file in `test_case/`: `a_b_c.py` is searched there, then in the folders `a_b`
+and `a`, and the first match wins.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ENDINGS = (".py", ".yaml")
 
 
 def test_files_in(folder: Path) -> list[Path]:
-    """Every test file below a folder, in order of their paths."""
+    """Every test file below a folder, in the order of their paths."""
     return sorted(
         path
         for path in folder.rglob("*")
@@ -29,11 +29,11 @@ def test_files_in(folder: Path) -> list[Path]:
 
 
 def find_test_file(folder: Path, name: str) -> Path | None:
-    """The test file of that name; None when there is none in the places of its name.
+    """The test file with that name; None when it is in none of the places that its name allows.
 
     Args:
         folder: `test_case/` of a dataset.
-        name: of the file, with its ending; may say a folder below `test_case/`.
+        name: file name with its ending; may contain a folder below `test_case/`.
     """
     words = name.split("_")
     prefixes = ["_".join(words[:number]) for number in range(len(words) - 1, 0, -1)]
@@ -44,13 +44,13 @@ def find_test_file(folder: Path, name: str) -> Path | None:
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """File and test of `file.py:test`; None when it is not that."""
+    """File and test of `file.py:test`; None when the name has another form."""
     file, _, test = name.partition(":")
     return (file, test) if file and test and ":" not in test else None
 
 
 def uid_of_name(name: str) -> str:
-    """The uid of a name in a test list, whose file may say a folder; a uid of another kind is left as it is.
+    """The uid of a name in a test list, whose file may have a folder; a name of another form is returned as it is.
 
     >>> uid_of_name("rentals/rentals_1.py:test_a")
     'rentals_1.py:test_a'
@@ -63,7 +63,7 @@ def read_test_list(path: Path) -> tuple[str, ...]:
     """The names in a test list: a YAML list of `file.py:test`.
 
     Raises:
-        DatasetProblems: it is no such list, or names a test twice.
+        DatasetProblems: the file is not such a list, or names a test twice.
     """
     from tbx_envs.thinkingbox.dataset.yaml_files import YamlText, load_yaml, read_text
 
@@ -75,12 +75,12 @@ def read_test_list(path: Path) -> tuple[str, ...]:
     for number, name in enumerate(names):
         if not isinstance(name, str):
             problems.append(
-                Problem(path, source.line_of([number]), f"{name!r} is no name; write file.py:test in quotes")
+                Problem(path, source.line_of([number]), f"{name!r} is not a name; write file.py:test in quotes")
             )
         elif names.index(name) < number:
             first = source.line_of([names.index(name)])
             problems.append(
-                Problem(path, source.line_of([number]), f"'{name}' is at line {first} already; name it once")
+                Problem(path, source.line_of([number]), f"'{name}' is already at line {first}; name it once")
             )
     if problems:
         raise DatasetProblems(problems)
@@ -88,7 +88,7 @@ def read_test_list(path: Path) -> tuple[str, ...]:
 
 
 def line_of_name(path: Path, name: str) -> int | None:
-    """The line of a name in a test list, or of its file and test where the name says a folder; None elsewhere."""
+    """The line of a name in a test list; also finds names that are listed with a folder. None when it is missing."""
     if not path.is_file():
         return None
     lines = path.read_text(encoding="utf-8").split("\n")
@@ -100,7 +100,7 @@ def line_of_name(path: Path, name: str) -> int | None:
 def release_lists(releases: Path) -> Mapping[str, Path]:
     """Name -> test list of each release: `releases/<name>/testlist_*.yaml`.
 
-    A release with several lists has a name for each, `<name>/<what follows testlist_>`.
+    In a release with several lists, each has the name `<name>/<text after testlist_>`.
     """
     lists: dict[str, Path] = {}
     for folder in sorted(path for path in releases.glob("*") if path.is_dir()):
@@ -112,7 +112,7 @@ def release_lists(releases: Path) -> Mapping[str, Path]:
 
 
 def repeated(names: Iterable[Any]) -> list[Any]:
-    """Those that occur more than once, each once, in order."""
+    """The names that occur more than once, each once, in order."""
     seen: set[Any] = set()
     twice: dict[Any, None] = {}
     for name in names:

@@ -1,7 +1,7 @@
-"""What is wrong with a dataset's files, collected: whoever mends one file wants to know of all of them.
+"""Errors in a dataset's files, collected so that all of them can be fixed at once.
 
-Readers raise `DatasetProblems`, with every problem they can tell; whoever calls several readers lets a `Gathering`
-call them and raises once.
+Readers raise `DatasetProblems` with every problem that they find; code that calls several readers calls them through a
+`ProblemCollector` and raises once.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ R = TypeVar("R")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
+    """One error in a file.
 
     Attributes:
-        path: of the file.
-        line: where it stands, from 1; None where no line can be named.
+        path: path of the file.
+        line: line number, from 1; None when there is no single line.
         text: what is wrong and what to do.
     """
 
@@ -31,48 +31,51 @@ class Problem:
     line: int | None
     text: str
 
-    def told(self, root: Path | None = None) -> str:
-        """One line for people; paths below `root` are told relative to it."""
+    def described(self, root: Path | None = None) -> str:
+        """One line for people; paths below `root` are relative to it."""
         inside = root is not None and self.path.is_relative_to(root)
         name = self.path.relative_to(root) if root is not None and inside else self.path
         return f"{name}{f' line {self.line}' if self.line else ''}: {self.text}"
 
 
 class DatasetProblems(DomainError):
-    """Files of a dataset are wrong; `problems` has each once."""
+    """Files of a dataset have errors.
+
+    Attributes:
+        problems: the errors, without duplicates.
+    """
 
     def __init__(self, problems: Iterable[Problem], heading: str = "", root: Path | None = None) -> None:
         self.problems = tuple(dict.fromkeys(problems))
         heading = heading or "the dataset's files cannot be used"
-        lines = [f"{heading}: {len(self.problems)} problem(s):", *(f"  {p.told(root)}" for p in self.problems)]
+        lines = [f"{heading}: {len(self.problems)} problem(s):", *(f"  {p.described(root)}" for p in self.problems)]
         super().__init__("\n".join(lines))
 
 
 def problem(path: Path, line: int | None, text: str) -> DatasetProblems:
-    """A single problem, to be raised."""
+    """An exception with a single problem."""
     return DatasetProblems([Problem(path, line, text)])
 
 
-class Gathering:
-    """Calls readers, keeps what they complain of, and goes on."""
+class ProblemCollector:
+    """Calls readers and collects the problems that they raise."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
 
-    def attempt(self, reader: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What the reader gives. When it finds problems they are kept, and None is given in its place: use it only
-        after `finish`, or ask first."""
+    def attempt(self, reader: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+        """The reader's result; None when it raised problems, which are kept for `finish`."""
         try:
             return reader(*args, **kwargs)
         except DatasetProblems as found:
             self.problems.extend(found.problems)
-            return None  # type: ignore[return-value]
+            return None
 
     def finish(self, heading: str = "", root: Path | None = None) -> None:
-        """Raise everything that was found.
+        """Raise all problems that were collected.
 
         Raises:
-            DatasetProblems: something was.
+            DatasetProblems: there are problems.
         """
         if self.problems:
             raise DatasetProblems(self.problems, heading, root)

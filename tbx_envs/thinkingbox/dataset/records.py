@@ -1,8 +1,7 @@
-"""`DatasetTask`: one task of a ThinkingBox dataset, hydrated: everything an episode needs, nothing left to look up.
+"""`DatasetTask`: one task of a ThinkingBox dataset with everything that an episode needs.
 
-A dataset describes a task in several files (test file, scenario, agent, conftest, history); the loader
-(`tbx_envs.thinkingbox.dataset.hydrate`) puts them together. What stands here is what the original calls a hydrated
-test case, in our words.
+A dataset describes a task in several files (test file, scenario, agent, conftest, history), which the loader
+(`tbx_envs.thinkingbox.dataset.hydrate`) combines. The original calls such a record a hydrated test case.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ class ToolChoice:
     """A tool of a server that the scenario offers to the agent.
 
     Attributes:
-        name: of the tool.
-        description: instead of the server's; None keeps it.
-        argument_descriptions: argument -> description instead of the server's.
-        direct_response: a `str.format` template that is filled with the JSON object of the result and said to the
-            user; None: nothing is.
-        ends_turn: a call of it is not executed; it ends the conversation.
+        name: tool name.
+        description: description that replaces the server's; None keeps the server's.
+        argument_descriptions: argument -> description that replaces the server's.
+        direct_response: `str.format` template that is filled with the JSON object of the result and said to the user;
+            None for no direct response.
+        ends_turn: True when a call is not executed and ends the conversation.
     """
 
     name: str
@@ -40,9 +39,11 @@ class ToolChoice:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BuiltinTool:
-    """A tool that no server has: the agent file describes it.
+    """A tool that no server has, described in the agent file.
 
     Attributes:
+        name: tool name.
+        description: description of the tool.
         input_schema: JSON schema of its arguments.
         direct_response, ends_turn: as in `ToolChoice`.
     """
@@ -59,32 +60,32 @@ class DatasetTask:
     """One task of a ThinkingBox dataset.
 
     Attributes:
-        uid: `<file name>:<function>`, `sandbox_consulting_group1.py:test_a`.
+        uid: task id, `<file name>:<function>`, such as `sandbox_consulting_group1.py:test_a`.
         dataset: name of the registered dataset.
-        path, line: where the test stands, for messages.
-        scenario, agent: names of the files it uses.
+        path, line: place of the test, for messages.
+        scenario, agent: names of the files that it uses.
         split: `heldout` for a task of the benchmark's list, else `train`.
         query: the user's first message (before `format_query`).
-        user_context: the simulated user's private context; None or empty: there is no user after the first message.
-        system_instructions: of the agent file.
-        bot_instructions: scenario's and test's, joined; "" when there are none.
-        test_instructions: the test's own part of `bot_instructions` (what `format_query` may fill), or None.
-        format_query: query, user context and test instructions are `str.format` templates of the init result.
-        servers: names, in registration order: those of the scenario's world state, then those only in the test's init.
-        init: server -> its merged configuration, given to `__reserved__init`.
-        tools: what the scenario offers, duplicates merged (the last entry of a name wins).
-        builtin_tools: of the agent, before the servers' tools.
-        history: messages before the query; their calls are executed again when the episode begins.
-        fixtures: name -> `{"type": dotted path, **arguments}`, conftest's and scenario's merged.
-        test_code: what the check executes (contract, section a).
-        limits: `agent_turns` counts as the original's `max_agent_sim_turns`.
-        expected_calls: the golden calls of all servers, in order; empty when there are none.
-        expected_servers: the server of each expected call.
-        tags: as written, module's and function's.
-        clock: the moment that the servers' clock shows (`metadata.clock` of test or scenario); None: as the command
-            line says.
-        clock_runs: the clock goes on from that moment; otherwise it stands still.
-        metadata: scenario's metadata.
+        user_context: the simulated user's private context; None or empty for no user after the first message.
+        system_instructions: instructions of the agent file.
+        bot_instructions: instructions of scenario and test, joined; "" when there are none.
+        test_instructions: the test's own part of `bot_instructions` (which `format_query` may fill), or None.
+        format_query: True when query, user context and test instructions are `str.format` templates, filled with the
+            init result.
+        servers: server names in registration order: the scenario's world state, then those only in the test's init.
+        init: server -> merged configuration for `__reserved__init`.
+        tools: tools that the scenario offers; of entries with the same name the last one.
+        builtin_tools: tools of the agent, which come before the servers' tools.
+        history: messages before the query; their calls are executed again when the episode starts.
+        fixtures: name -> `{"type": dotted path, **arguments}`, of conftest files and scenario, merged.
+        test_code: code that the check executes (contract, section a).
+        limits: limits of the episode; `agent_turns` counts like the original's `max_agent_sim_turns`.
+        expected_calls: golden calls of all servers, in order; empty when there are none.
+        expected_servers: server of each expected call.
+        tags: tags as written, of scenario and test.
+        clock: moment of the servers' clock (`metadata.clock` of test or scenario); None takes the command line's.
+        clock_runs: True when the clock runs from that moment; otherwise it stands still.
+        metadata: metadata of the scenario and the test.
     """
 
     uid: str
@@ -121,12 +122,12 @@ class DatasetTask:
 
     @property
     def family(self) -> str:
-        """The scenario: tasks of one business belong together, whatever files they stand in."""
+        """The scenario: tasks of one business belong together, even in different files."""
         return self.scenario
 
     @property
     def idle_passes(self) -> str | None:
-        """A dataset does not say for which of its tasks doing nothing is right."""
+        """None: a dataset does not say for which of its tasks doing nothing is right."""
         return None
 
     @property
@@ -135,16 +136,15 @@ class DatasetTask:
 
 
 def content_key(task: DatasetTask) -> str:
-    """SHA-256 (hex) over what makes the task itself: first message, user context and init configuration.
+    """SHA-256 (hex) of the task's substance: first message, user context and init configuration.
 
-    Neither names nor files are in it, so a renamed or moved copy has the same key. The guard of the benchmark
-    compares it.
+    Names and files are left out, so a renamed or moved copy has the same key. The guard of the benchmark compares it.
     """
     return _sha256([task.query, task.user_context, task.init])
 
 
 def content_hash(task: DatasetTask) -> str:
-    """SHA-256 (hex) over the whole task: a change of anything that could change an outcome is noticed."""
+    """SHA-256 (hex) of the whole task: it changes with anything that could change an outcome."""
     record = {
         field.name: getattr(task, field.name)
         for field in dataclasses.fields(task)

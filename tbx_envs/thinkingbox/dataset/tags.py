@@ -1,7 +1,7 @@
-"""Tags of tasks: `domain:x`, `eval:x`, `category:x`, `skip`, and anything else, which is a label.
+"""Tags of tasks: `domain:x`, `eval:x`, `category:x`, `skip`, and labels, which are all other tags.
 
-Values after a colon are lower case. Which values there are is a taxonomy's business: where a dataset has a
-`tag_taxonomy.yaml` (sections `domain`, `eval` and `category`, each with the allowed values), others are problems.
+Values after a colon are lower case. When a dataset has a taxonomy, `tag_taxonomy.yaml` (sections `domain`, `eval` and
+`category`, each with the allowed values), other values are problems.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Tags:
     """The tags of a scenario, of a test, or of both.
 
     Attributes:
-        labels: as written.
-        categories, domain, eval_type: values, without their prefixes.
-        skip: the test is not to be run.
+        labels: labels as written.
+        categories, domain, eval_type: values without their prefixes.
+        skip: True when the test is not to be run.
     """
 
     labels: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Tags:
     skip: bool = False
 
     def flat(self) -> tuple[str, ...]:
-        """All of them as they would be written in one list."""
+        """All tags as they would be written in one list."""
         return (
             *([f"domain:{self.domain}"] if self.domain else []),
             *([f"eval:{self.eval_type}"] if self.eval_type else []),
@@ -43,16 +43,16 @@ class Tags:
 
 
 def parse_tags(given: Sequence[Any] | Mapping[str, Any] | None) -> Tags:
-    """The tags of a list as people write it, or of the mapping that hydrated test cases have.
+    """The tags in a list, as in a dataset's files, or in a mapping, as in hydrated test cases.
 
     Of several `domain:` or `eval:` tags the last one counts, so that a test's overrides its module's.
 
     Raises:
-        ValueError: what is wrong with each tag that is none, a line for each.
+        ValueError: some are invalid; the message has a line for each.
     """
     if isinstance(given, Mapping):
         given = _as_list(given)
-    wrong = [f"tag {tag!r} is no text; write text" for tag in given or () if not isinstance(tag, str)]
+    wrong = [f"tag {tag!r} is not text; write text" for tag in given or () if not isinstance(tag, str)]
     of_prefix: dict[str, list[str]] = {"domain": [], "eval": [], "category": []}
     labels, skip = [], False
     for tag in given or ():
@@ -69,19 +69,21 @@ def parse_tags(given: Sequence[Any] | Mapping[str, Any] | None) -> Tags:
             labels.append(tag)
     if wrong:
         raise ValueError("\n".join(wrong))
-    domain, eval_type = ((of_prefix[prefix] or [None])[-1] for prefix in ("domain", "eval"))
-    return Tags(tuple(labels), tuple(of_prefix["category"]), domain, eval_type, skip)
+    domain, eval_type = (of_prefix[prefix][-1:] for prefix in ("domain", "eval"))  # empty, or the last one
+    return Tags(
+        tuple(labels), tuple(of_prefix["category"]), next(iter(domain), None), next(iter(eval_type), None), skip
+    )
 
 
 def is_skipped(given: Any) -> bool:
-    """True when `skip` is among tags that need not be sound otherwise."""
+    """True when `skip` is among the tags, which may be invalid otherwise."""
     if isinstance(given, Mapping):
         return bool(given.get("skip"))
     return isinstance(given, list) and any(isinstance(tag, str) and tag.lower() == SKIP for tag in given)
 
 
 def merge_tags(scenario: Tags, test: Tags) -> Tags:
-    """Labels of both, `domain` and `eval` of the test or else of the scenario, categories of the test."""
+    """Labels of both; `domain` and `eval` of the test, else of the scenario; categories of the test."""
     return Tags(
         labels=(*scenario.labels, *test.labels),
         categories=test.categories,
@@ -92,10 +94,11 @@ def merge_tags(scenario: Tags, test: Tags) -> Tags:
 
 
 def unknown_values(tags: Tags, taxonomy: Mapping[str, Sequence[str]]) -> list[str]:
-    """What is wrong with tags whose values the taxonomy does not have, a sentence for each.
+    """A sentence about each tag whose value is not in the taxonomy.
 
     Args:
-        taxonomy: section (`domain`, `eval`, `category`) -> allowed values; a section that is not there allows any.
+        tags: tags to check.
+        taxonomy: section (`domain`, `eval`, `category`) -> allowed values; a missing section allows any.
     """
     used = [("domain", tags.domain), ("eval", tags.eval_type), *(("category", value) for value in tags.categories)]
     return [
@@ -107,10 +110,10 @@ def unknown_values(tags: Tags, taxonomy: Mapping[str, Sequence[str]]) -> list[st
 
 
 def _as_list(given: Mapping[str, Any]) -> list[Any]:
-    """A hydrated test case's tags, as people would have written them.
+    """A hydrated test case's tags in the form of a list.
 
     Raises:
-        ValueError: keys that tags do not have.
+        ValueError: there are unknown keys.
     """
     known = ("labels", "category", "domain", "eval_type", "skip")
     if unknown := [key for key in given if key not in known]:

@@ -1,8 +1,8 @@
-"""Test files: Python files whose functions begin with a string of YAML, and YAML files of the same.
+"""Test files: Python files whose functions begin with a string of YAML, and YAML files of tests.
 
-A Python file is read by `ast`, never imported. Only its top level is looked at. A string that begins with `!` is
-YAML: on its own it sets defaults for the tests after it, as the first statement of a function it makes that function
-a test:
+A Python file is parsed with `ast`, never imported, and only its top level is read. A string that begins with `!` is
+YAML: on its own it sets defaults for the tests after it, and as the first statement of a function it makes that
+function a test:
 
     '''!
     scenario: shop
@@ -13,7 +13,7 @@ a test:
         '''
         assert x.effects
 
-Names are known without reading any YAML, and a test is read without reading the others.
+Names are listed without reading any YAML, and a test is read without reading the others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tbx_envs.thinkingbox.dataset.problems import DatasetProblems, Problem, prob
 from tbx_envs.thinkingbox.dataset.tags import is_skipped
 from tbx_envs.thinkingbox.dataset.yaml_files import YamlText, load_mapping, read_text
 
-# What a test function may say of itself.
+# Keys in the YAML of a test function.
 FUNCTION_KEYS = (
     *("scenario", "query", "user_context", "max_user_sim_turns", "max_agent_sim_turns"),
     *("bot_instructions", "history", "init", "format_query", "tags"),
@@ -44,15 +44,15 @@ TEST_FUNCTION = "__tb_test_fn"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RawTest:
-    """What a test file says of one test.
+    """One test of a test file.
 
     Attributes:
-        name: within the file.
-        config: its keys and values, defaults of the file applied.
-        test_code: what the check executes.
-        line: where the test begins.
-        source: the YAML that `config` was read from, to find lines in.
-        keys: the way to it there.
+        name: name within the file.
+        config: keys and values of its YAML, with the file's defaults.
+        test_code: code that the check executes.
+        line: first line of the test.
+        source: YAML that `config` was read from, to find lines in.
+        keys: keys that lead to `config` in the source.
     """
 
     name: str
@@ -65,7 +65,12 @@ class RawTest:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Quoted:
-    """YAML in a string: what follows the `!`, as indented as it stands there."""
+    """YAML in a string.
+
+    Attributes:
+        text: text after the `!`, with its indentation.
+        line: line in the file where it begins.
+    """
 
     text: str
     line: int
@@ -76,7 +81,13 @@ class _Quoted:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Function:
-    """A test function: its lines, from 1, its YAML, and how many strings of defaults stand before it."""
+    """A test function.
+
+    Attributes:
+        first_line, last_line: its lines in the file, from 1.
+        yaml: its YAML.
+        num_defaults: number of strings of defaults before it.
+    """
 
     first_line: int
     last_line: int
@@ -88,13 +99,14 @@ class PythonTestFile:
     """A Python file of tests.
 
     Args:
-        path: of the file; read once.
+        path: path of the file, which is read once.
 
     Attributes:
-        names: of the tests, in order, those with the tag `skip` left out.
+        path: path of the file.
+        names: names of the tests, in order, without those tagged `skip`.
 
     Raises:
-        DatasetProblems: it is no Python, or the tests in it cannot be told apart.
+        DatasetProblems: the file is not Python, or its tests cannot be distinguished.
     """
 
     def __init__(self, path: Path) -> None:
@@ -121,7 +133,7 @@ class PythonTestFile:
         last_line = 0
         for node in statements:
             if node.lineno <= last_line:
-                text = "two statements share this line, so that a test cannot be cut out; put each on a line of its own"
+                text = "two statements share this line, so a test cannot be cut out; put each on a line of its own"
                 problems.append(Problem(self.path, node.lineno, text))
             last_line = node.end_lineno or node.lineno
             if (defaults := _yaml_of(node)) is not None:
@@ -129,7 +141,7 @@ class PythonTestFile:
             elif isinstance(node, ast.FunctionDef) and (found := _yaml_of(node.body[0])) is not None:
                 if node.name in self._functions:
                     first = self._functions[node.name].first_line
-                    text = f"test '{node.name}' is there already, at line {first}; give one of them another name"
+                    text = f"test '{node.name}' exists already, at line {first}; give one of them another name"
                     problems.append(Problem(self.path, node.lineno, text))
                 self._functions[node.name] = _Function(node.lineno, last_line, found, len(self._defaults))
         if problems:
@@ -148,25 +160,26 @@ class PythonTestFile:
         ]
         if unknown:
             raise DatasetProblems(unknown)
-        both = [config.get("tags"), own.get("tags")]
-        tags = {"tags": [*both[0], *both[1]]} if all(isinstance(given, list) for given in both) else {}
-        return {**config, **own, **tags}
+        default_tags, own_tags = config.get("tags"), own.get("tags")
+        if isinstance(default_tags, list) and isinstance(own_tags, list):
+            own = {**own, "tags": [*default_tags, *own_tags]}
+        return {**config, **own}
 
     def _merged_defaults(self, number: int) -> dict[str, Any]:
-        """The first `number` strings of defaults, each over those before it; read once."""
+        """The first `number` strings of defaults, merged so that later ones win; read once."""
         if number not in self._merged:
             defaults: dict[str, Any] = {}
             for source in (quoted.source(self.path) for quoted in self._defaults[:number]):
                 given = load_mapping(source, "a file's YAML of defaults")
                 if own := sorted({"uid", "test_code"} & set(given)):
-                    text = f"{' and '.join(own)} cannot be a default, since the function says it; take it out"
+                    text = f"{' and '.join(own)} cannot be a default, since the function gives it; remove it"
                     raise problem(self.path, source.line_of(own[:1]), text)
                 defaults.update(given)
             self._merged[number] = defaults
         return self._merged[number]
 
     def _is_skipped(self, function: _Function) -> bool:
-        """Reads YAML only where a tag `skip` may stand in it. What cannot be read is found when the test is."""
+        """Reads YAML only if it may contain a tag `skip`. Invalid YAML is reported when the test is read."""
         if not any(map(_may_skip, [function.yaml, *self._defaults[: function.num_defaults]])):
             return False
         try:
@@ -176,7 +189,7 @@ class PythonTestFile:
 
     @functools.cached_property
     def _without_tests(self) -> str:
-        """The file with the lines of all tests empty."""
+        """The file with the lines of all tests emptied."""
         lines = self._text.split("\n")
         for function in self._functions.values():
             lines[function.first_line - 1 : function.last_line] = [""] * (function.last_line - function.first_line + 1)
@@ -184,11 +197,11 @@ class PythonTestFile:
 
     @functools.cached_property
     def _starts(self) -> tuple[list[int], list[int]]:
-        """Where each line begins, in the file and in the file without tests; one more entry for the end."""
+        """Start of each line, in the file and in the file without tests; and one more entry for the end."""
         return _line_starts(self._text), _line_starts(self._without_tests)
 
     def _test_code(self, name: str) -> str:
-        """The file with the other tests' lines empty, so that line numbers stay, and the test's name at the end."""
+        """The file with the other tests' lines emptied, which keeps line numbers, and the test's name at the end."""
         function = self._functions[name]
         starts, bare_starts = self._starts
         first, after = function.first_line - 1, function.last_line
@@ -198,16 +211,17 @@ class PythonTestFile:
 
 
 class YamlTestFile:
-    """A YAML file of tests: `test_cases`, a list of mappings with `uid`, `test_code` and what else a test has.
+    """A YAML file of tests: `test_cases`, a list of mappings with `uid`, `test_code` and the other keys of a test.
 
     Args:
-        path: of the file; read once.
+        path: path of the file, which is read once.
 
     Attributes:
-        names: of the tests, in order, those with the tag `skip` left out.
+        path: path of the file.
+        names: names of the tests, in order, without those tagged `skip`.
 
     Raises:
-        DatasetProblems: it has no such list, or the tests in it cannot be told apart.
+        DatasetProblems: the file has no such list, or its tests cannot be distinguished.
     """
 
     def __init__(self, path: Path) -> None:
@@ -215,7 +229,7 @@ class YamlTestFile:
         self._source = YamlText(path, read_text(path))
         cases = load_mapping(self._source, "a test file").get("test_cases")
         if not isinstance(cases, list) or not all(isinstance(case, dict) for case in cases):
-            text = "'test_cases' must be a list of mappings; a YAML file in test_case/ that has no tests goes elsewhere"
+            text = "'test_cases' must be a list of mappings; move YAML files without tests out of test_case/"
             raise problem(path, self._source.line_of(["test_cases"]), text)
         self._cases: dict[str, int] = {}
         problems = []
@@ -226,7 +240,7 @@ class YamlTestFile:
                 text = f"a test's uid must be text without a colon; it is {name!r}"
                 problems.append(Problem(path, line, text))
             elif name in self._cases:
-                problems.append(Problem(path, line, f"uid '{name}' is there already; give one of them another"))
+                problems.append(Problem(path, line, f"uid '{name}' exists already; give one of them another"))
             else:
                 self._cases[name] = number
         if problems:
@@ -235,7 +249,7 @@ class YamlTestFile:
         self.names = tuple(name for name, number in self._cases.items() if not is_skipped(cases[number].get("tags")))
 
     def test(self, name: str) -> RawTest:
-        """One test; what it lacks is found when it is validated."""
+        """One test; missing keys are reported when it is validated."""
         number = self._cases[name]
         keys = ("test_cases", number)
         case = self._read[number]
@@ -252,18 +266,18 @@ def read_test_file(path: Path) -> TestFile:
 
 def _statements(path: Path, text: str) -> list[ast.stmt]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of strings such as "\d": they are the dataset's own
+        warnings.simplefilter("ignore")  # about strings such as "\d" in the dataset's code
         try:
             return ast.parse(text).body
         except (SyntaxError, ValueError, RecursionError) as error:
             line = getattr(error, "lineno", None)
-            raise problem(path, line, f"this is no Python: {getattr(error, 'msg', error)}") from error
+            raise problem(path, line, f"this is not Python: {getattr(error, 'msg', error)}") from error
 
 
 def _yaml_of(node: ast.stmt) -> _Quoted | None:
-    """The YAML of a statement that is nothing but a string beginning with `!`; None of any other.
+    """The YAML of a statement that is a string beginning with `!`; None for any other statement.
 
-    Comments alone are no YAML.
+    A string that holds only comments is not YAML.
     """
     if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
         return None
@@ -279,9 +293,9 @@ def _line_starts(text: str) -> list[int]:
 
 
 def _may_skip(quoted: _Quoted) -> bool:
-    """False only if the YAML surely has no tag `skip`.
+    """False only if the YAML certainly has no tag `skip`.
 
-    In plain block style, keys of the top level stand where the first one does.
+    In plain block style, all keys of the top level have the indentation of the first one.
     """
     text = quoted.text
     if not re.search(r"\bskip\b", text, re.IGNORECASE):

@@ -1,7 +1,7 @@
-"""YAML, wherever it stands in a dataset: whole files and strings in Python files become JSON values.
+"""Reads the YAML of a dataset, in whole files and in strings in Python files, as JSON values.
 
-What servers get is JSON, so that is what YAML becomes here: dates are written as in ISO 8601, keys are text, and what
-JSON has no form for is a problem. libyaml reads where it is there; lines are looked for only when something is wrong.
+Servers receive JSON, so YAML is converted to it here: dates become ISO 8601 text, keys become text, and values without
+a JSON form are problems. libyaml is used where it is installed; line numbers are only computed for problems.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 from tbx_envs.thinkingbox.dataset.file_cache import cached_json
 from tbx_envs.thinkingbox.dataset.problems import problem
 
-_DEEPEST = 200  # levels; how far Python itself would get differs between its versions
+_DEEPEST = 200  # levels; Python's own limit differs between its versions
 _TOO_DEEP = "this YAML is nested too deeply; make it flatter"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class YamlText:
-    """YAML and where it stands.
+    """YAML and its place.
 
     Attributes:
-        path: of the file.
-        text: the YAML.
-        first_line: of the text in the file, from 1.
+        path: path of the file.
+        text: YAML text.
+        first_line: line of the text's beginning in the file, from 1.
     """
 
     path: Path
@@ -50,7 +50,7 @@ def read_text(path: Path) -> str:
     """The text of a file.
 
     Raises:
-        DatasetProblems: there is no such file, or it is no UTF-8.
+        DatasetProblems: there is no such file, or it is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -64,7 +64,7 @@ def load_yaml(source: YamlText) -> Any:
     """The JSON value of a YAML text; None for an empty one.
 
     Raises:
-        DatasetProblems: no YAML, or something in it has no JSON form.
+        DatasetProblems: the text is not YAML, or has a value without a JSON form.
     """
 
     def read(text: str) -> Any:
@@ -77,13 +77,14 @@ def load_yaml(source: YamlText) -> Any:
 
 
 def load_mapping(source: YamlText, what: str) -> dict[str, Any]:
-    """A YAML text that must be a mapping.
+    """The mapping in a YAML text.
 
     Args:
-        what: it is, for the message.
+        source: text to read.
+        what: kind of text, for the message.
 
     Raises:
-        DatasetProblems: it is not.
+        DatasetProblems: the text is not a mapping.
     """
     value = load_yaml(source)
     if not isinstance(value, dict):
@@ -99,13 +100,13 @@ def _parsed(source: YamlText, text: str) -> Any:
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        last = max(len(text.splitlines()) - 1, 0)  # the mark of what is missing at the end is beyond it
+        last = max(len(text.splitlines()) - 1, 0)  # the mark of something missing at the end is beyond the last line
         line = source.first_line + min(mark.line if mark else 0, last)
         said = ", ".join(filter(None, [error.context, error.problem]))
-        raise problem(source.path, line, f"this is no YAML: {said}") from error
-    except (yaml.YAMLError, ValueError) as error:  # a character or a date that cannot be
+        raise problem(source.path, line, f"this is not YAML: {said}") from error
+    except (yaml.YAMLError, ValueError) as error:  # an invalid character or date
         said = " ".join(str(error).split())
-        raise problem(source.path, source.first_line, f"this is no YAML: {said}") from error
+        raise problem(source.path, source.first_line, f"this is not YAML: {said}") from error
 
 
 def _json_value(value: Any, source: YamlText, keys: tuple[str | int, ...], above: frozenset[int]) -> Any:
@@ -120,7 +121,7 @@ def _json_value(value: Any, source: YamlText, keys: tuple[str | int, ...], above
         case datetime.date():  # a datetime is one, too
             return value.isoformat()
         case dict() | list() | tuple() if id(value) in above:
-            raise problem(source.path, source.line_of(keys), "an alias that stands inside what it names has no end")
+            raise problem(source.path, source.line_of(keys), "an alias inside of the value that it names never ends")
         case dict():
             inside = above | {id(value)}
             return {_key(key): _json_value(item, source, (*keys, _key(key)), inside) for key, item in value.items()}
@@ -130,12 +131,12 @@ def _json_value(value: Any, source: YamlText, keys: tuple[str | int, ...], above
     raise problem(
         source.path,
         source.line_of(keys),
-        f"'{'.'.join(map(str, keys))}' is {value!r}, which has no form in JSON; write text or a number",
+        f"'{'.'.join(map(str, keys))}' is {value!r}, which has no JSON form; write text or a number",
     )
 
 
 def _key(key: Any) -> str:
-    """A key as JSON writes it."""
+    """A key in its JSON form."""
     match key:
         case str():
             return key
@@ -149,7 +150,7 @@ def _key(key: Any) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _composed(text: str) -> Any:
-    """The node tree, with lines; None of a text that is no YAML."""
+    """The node tree, with lines; None for a text that is not YAML."""
     import yaml
 
     try:

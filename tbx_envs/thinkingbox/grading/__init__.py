@@ -1,1 +1,1 @@
-"""Grading an episode of a dataset with its own test code, in a worker process."""
+"""Grades episodes of a dataset with the dataset's own test code, in a worker process."""

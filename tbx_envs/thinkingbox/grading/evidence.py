@@ -1,13 +1,14 @@
-"""Evidence: what the test of a dataset's task is given, as JSON; with the task's test code all that a grade needs.
+"""Evidence: the JSON that a dataset task's test receives; together with the task's test code all that a grade needs.
 
-The form is that of the original's `TestContext`, so that it builds the same argument `x` for the same episode, in this
-repository's check worker as in the original's.
+It has the form of the original's `TestContext`, so that this repository's check worker and the original build the same
+argument `x` for the same episode.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from tbx_envs.messages import DONE_MARK, BadCall, Message, Text, ToolCall, ToolResult, Transcript, Turn
@@ -23,16 +24,17 @@ def evidence_of(
     opening: int | None = None,
     ends_turn: Collection[str] = (),
 ) -> dict[str, Any]:
-    """What a test is given of an episode; new objects that equal themselves after a round trip through JSON.
+    """The evidence of an episode: new objects that are unchanged by a round trip through JSON.
 
     Args:
-        effects: server -> what it says of its end state; a server that could not say it must have raised before.
-        init_result: server -> what its init answered.
-        metadata: what the test finds in `x.metadata`.
-        opening: how many messages were there before the policy's first turn, the first question last. What comes
-            before that question is a history: its calls are none of this episode's. None: there is no history.
-        ends_turn: tools that are not executed; a call of one is recorded with an empty response and answered by no
-            message.
+        transcript: messages of the episode.
+        effects: server -> end state that it reports; a server that cannot report one must have raised before.
+        init_result: server -> answer of its init.
+        session_id: id of the episode's session.
+        metadata: content of the test's `x.metadata`.
+        opening: number of messages before the agent's first turn, the last of which is the first question. Messages
+            before that question are a history, whose calls do not belong to this episode. None: there is no history.
+        ends_turn: tools that are not executed; a call of one is recorded with an empty response, without a message.
     """
     history = 0 if opening is None else max(0, opening - 1)
     ending = {call.id for message in transcript[history:] for call in _calls(message) if _ends(call, ends_turn)}
@@ -42,7 +44,7 @@ def evidence_of(
         is_new = index >= history
         if is_new and isinstance(message, ToolResult) and message.call_id in ending:
             continue
-        messages += _records(message, is_simulated=asked, ending=ending if is_new else ())
+        messages += _records(message, is_simulated=asked, ending=ending if is_new else frozenset())
         asked |= is_new and isinstance(message, Text) and message.role == "user"
     said = [message for message in messages if message["T"] == "Text" and message["role"] == "assistant"]
     tags = {tag: [text["content"] for text in said if text["metadata"]["tag"] == tag] for tag in ("text", "direct")}
@@ -59,8 +61,8 @@ def evidence_of(
     return json.loads(json.dumps(evidence, default=dict))
 
 
-def _records(message: Message, *, is_simulated: bool, ending: Collection[str]) -> list[dict[str, Any]]:
-    """A message as the original's messages: of a turn up to three, reasoning, words, calls."""
+def _records(message: Message, *, is_simulated: bool, ending: AbstractSet[str]) -> list[dict[str, Any]]:
+    """A message as messages of the original; a turn becomes up to three: reasoning, text, calls."""
     match message:
         case Text("assistant", text):
             return [_said(text, "direct")]
@@ -85,30 +87,29 @@ def _said(text: str, tag: str) -> dict[str, Any]:
     return {"T": "Text", "metadata": metadata, "role": "assistant", "content": text}
 
 
-def _call(call: ToolCall | BadCall, ending: Collection[str]) -> dict[str, Any]:
-    """A call; one that could not be read has no name and no arguments, and says why."""
-    metadata: dict[str, Any] = {"is_end_turn_tool": True} if call.id in ending else {}
-    name, arguments = "", {}
+def _call(call: ToolCall | BadCall, ending: AbstractSet[str]) -> dict[str, Any]:
+    """A call; an unreadable one has no name and no arguments, and its metadata says why."""
     if isinstance(call, BadCall):
         metadata = {"error": call.problem, "raw": call.raw}
-    else:
-        name, arguments = call.name, call.arguments
-    return {"T": "ToolCall", "metadata": metadata, "name": name, "arguments": arguments, "id": call.id}
+        return {"T": "ToolCall", "metadata": metadata, "name": "", "arguments": {}, "id": call.id}
+    ends = {"is_end_turn_tool": True} if call.id in ending else {}
+    return {"T": "ToolCall", "metadata": ends, "name": call.name, "arguments": call.arguments, "id": call.id}
 
 
 def _response(result: ToolResult) -> dict[str, Any]:
     return {"T": "ToolResponse", "metadata": {}, "name": result.name, "content": result.text, "id": result.call_id}
 
 
-def _answered_calls(messages: Transcript, ending: Collection[str]) -> list[dict[str, Any]]:
-    """Calls with their answers, in the order of the answers; those that end the conversation have an empty one.
+def _answered_calls(messages: Transcript, ending: AbstractSet[str]) -> list[dict[str, Any]]:
+    """Calls with their answers, in the order of the answers; a call that ends the conversation has an empty answer.
 
-    A call that was not executed, since the episode ended before, is none.
+    Calls that were not executed because the episode ended before are left out.
     """
     calls = {call.id: call for message in messages for call in _calls(message)}
     answered = [message for message in messages if isinstance(message, ToolResult) and message.call_id in calls]
     without = ending & calls.keys() - {result.call_id for result in answered}
-    answered += [ToolResult(call_id, calls[call_id].name, "") for call_id in calls if call_id in without]
+    unexecuted = [call for call in calls.values() if isinstance(call, ToolCall) and call.id in without]
+    answered += [ToolResult(call.id, call.name, "") for call in unexecuted]
     return [
         {"tool_call": _call(calls[result.call_id], ending), "tool_response": _response(result)} for result in answered
     ]

@@ -1,7 +1,7 @@
-"""Judges: models that answer the yes/no questions which some checks of datasets ask about what the agent said.
+"""Judges: models that answer the yes/no questions that some checks of datasets ask about the agent's messages.
 
-No answer is never a "no": what cannot be read as an answer raises `EndpointError`, and the grade is void; a model that
-answers nobody (a wrong key, address or model) raises `ConfigError`, and the run ends. Judges keep nothing between
+A missing answer never counts as "no": an unreadable answer raises `EndpointError` and voids the grade; an endpoint that
+answers no request (a wrong key, address or model) raises `ConfigError` and ends the run. Judges keep no state between
 questions, so one serves all threads. Checks reach them through `tbx_envs.thinkingbox.grading.test_code`.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 from tbx_envs.endpoints.costs import NOTHING_USED
+from tbx_envs.endpoints.responses import Completion
 from tbx_envs.errors import ConfigError, EndpointError, EndpointRefused
 
 JudgeKind = Literal["plain", "motivation"]
@@ -21,17 +22,22 @@ JudgeKind = Literal["plain", "motivation"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Opinion:
-    """An answer, and in a sentence or two why; "" when the judge does not say."""
+    """A judge's answer.
+
+    Attributes:
+        answer: True for yes.
+        motivation: reason in a sentence or two; "" when the judge gives none.
+    """
 
     answer: bool
     motivation: str = ""
 
 
 class Judge(Protocol):
-    """What a test may ask. Every method may be called from several threads and raises `EndpointError`.
+    """The questions that a test may ask. All methods are thread-safe and may raise `EndpointError`.
 
     Attributes:
-        kind: `motivation` when every question about a text is answered with a reason.
+        kind: `motivation` when every answer about a text comes with a reason.
     """
 
     kind: JudgeKind
@@ -62,9 +68,9 @@ class Judge(Protocol):
 
 
 class YesJudge:
-    """Says yes to everything, without a model: what a test asks of the agent's words is taken as given.
+    """Answers yes to everything, without a model, so that a test's questions about the agent's messages all pass.
 
-    For agents that cannot speak, such as `oracle`. A rubric's penalties are said yes to as well.
+    For agents that write no messages, such as `oracle`. A rubric's penalties are answered with yes as well.
     """
 
     kind: JudgeKind = "plain"
@@ -114,20 +120,20 @@ _NUM_TRIES_TO_READ = 2  # a judge's answer has no effects, so the same question 
 
 
 class _Completes(Protocol):
-    """As much of `tbx_envs.endpoints.client.ChatEndpoint` as a judge needs."""
+    """The part of `tbx_envs.endpoints.client.ChatEndpoint` that a judge needs."""
 
-    def complete(self, messages: list[dict[str, Any]], *, temperature: float, max_tokens: int) -> Any: ...
+    def complete(self, messages: list[dict[str, Any]], *, temperature: float, max_tokens: int) -> Completion: ...
 
 
 class EndpointJudge:
     """A model behind an endpoint, asked at temperature 0.
 
     Args:
-        endpoint: a `tbx_envs.endpoints.client.ChatEndpoint`.
-        kind: `plain` asks for one word, `motivation` for a reason too wherever the question is about one text.
+        endpoint: endpoint of the model, a `tbx_envs.endpoints.client.ChatEndpoint`.
+        kind: `plain` asks for one word; `motivation` also asks for a reason when the question is about one text.
 
     Attributes:
-        usage: tokens of all its answers so far.
+        usage: tokens of all answers so far.
     """
 
     def __init__(self, endpoint: _Completes, kind: JudgeKind = "plain") -> None:
@@ -136,7 +142,7 @@ class EndpointJudge:
         self._endpoint = endpoint
 
     def for_episode(self) -> EndpointJudge:
-        """The same judge, with a count of its own."""
+        """The same judge with its own token counts."""
         return EndpointJudge(self._endpoint, self.kind)
 
     def text_yesno(self, text: str, question: str) -> bool:
@@ -177,7 +183,7 @@ class EndpointJudge:
         return is_yes(said)
 
     def _completion(self, system: str, user: str, kind: JudgeKind) -> tuple[str, bool]:
-        """What the model says, and whether it was cut off."""
+        """The model's text, and whether a token limit cut it off."""
         messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
         try:
             completion = self._endpoint.complete(messages, temperature=0.0, max_tokens=_NUM_TOKENS[kind])
@@ -195,7 +201,7 @@ def _about_text(text: str, question: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """The text without angle brackets, so that it cannot close the tag that it is put into."""
+    """The text without angle brackets, so that it cannot close the tag around it."""
     return text.replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -209,7 +215,7 @@ def _words(said: str) -> list[str]:
 
 
 def is_yes(said: str) -> bool:
-    """True when the first or the last word is yes, whatever stands around it; everything else is a no.
+    """True when the first or the last word is yes; everything else is a no.
 
     >>> is_yes("Yes, it does."), is_yes("So the answer is: yes"), is_yes("Yesterday"), is_yes("No. Not yes, no")
     (True, True, False, False)
@@ -223,10 +229,10 @@ def _begins_with_answer(said: str) -> bool:
 
 
 def opinion_of(said: str) -> Opinion:
-    """The answer in a JSON object, which may stand among other words and whose keys may lack their quotes.
+    """The answer in a JSON object, which may be surrounded by other text and whose keys may lack their quotes.
 
     Raises:
-        ValueError: there is no such object in it, or no answer in the object.
+        ValueError: there is no such object, or no answer in it.
     """
     begin, end = said.find("{"), said.rfind("}")
     if not 0 <= begin < end:
@@ -235,7 +241,7 @@ def opinion_of(said: str) -> Opinion:
     if isinstance(answer, bool):
         answer = "yes" if answer else "no"
     if not isinstance(answer, str) or not answer.strip():
-        raise ValueError("its 'answer' is no yes or no")
+        raise ValueError("its 'answer' is neither yes nor no")
     return Opinion(is_yes(answer), str(record.get("motivation") or ""))
 
 
@@ -243,7 +249,7 @@ _BARE_KEY = re.compile(r"""([{,]\s*)(?:'(answer|motivation)'|(answer|motivation)
 
 
 def _object(text: str) -> dict[str, Any]:
-    """The JSON object; its keys are given their quotes only where it cannot be read as it stands."""
+    """The JSON object; quotes are added to its keys only when it cannot be parsed without them."""
     try:
         return json.loads(text, strict=False)
     except json.JSONDecodeError:

@@ -1,9 +1,9 @@
 """The check of a dataset's task: its test function, run on the episode's evidence.
 
-A test that raises nothing passes, and what it returns is the reward; an `AssertionError` fails it. Everything else is a
-fault: another exception, a crash, too much time or memory, a judge that does not answer. Test code never runs in this
-process: each grade has a child of the warm worker (`tbx_envs.thinkingbox.grading.worker_process`) to itself, without
-keys, and what it needs of judge and servers it asks for over its socket.
+A test that raises nothing passes, and its return value is the reward; an `AssertionError` fails it. Everything else is
+a fault: another exception, a crash, too much time or memory, a judge that does not answer. Test code never runs in this
+process: each grade runs in its own child of the worker (`tbx_envs.thinkingbox.grading.worker_process`), without keys,
+and asks for judge and servers over its socket.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from tbx_envs.tools.session import ServerSession
 
 _MEMORY_BYTES = 2 * 2**30
 _BEGIN_TIMEOUT_S = 60.0
-_LOOK_AGAIN_S = 0.25  # while a judge is waited for, and the clock of the test stands still
+_LOOK_AGAIN_S = 0.25  # while the test waits for a judge or a server, and its clock is stopped
 _NUM_NOTE_CHARS = 2000
 
-# What a test may call of a judge.
+# Methods of a judge that a test may call.
 _JUDGE_METHODS = frozenset(
     {"text_yesno", "text_yesno_with_motivation", "compare_yesno", "yesno", "no_repeat", "evaluate_bool"}
 )
 
 
 class CheckWorker:
-    """Grades evidence. Thread-safe: each thread's grade runs in a process of its own.
+    """Grades evidence. Thread-safe: each grade runs in its own process.
 
     Args:
-        timeout_s: how long a test may run; waiting for a judge or a server does not count.
-        memory_bytes: address space that a test may use.
-        paths: folders to import fixtures from, besides those of this interpreter.
+        timeout_s: time limit of a test; waiting for a judge or a server does not count.
+        memory_bytes: limit of a test's address space.
+        paths: folders to import fixtures from, in addition to those of this interpreter.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class CheckWorker:
         paths: Sequence[str | Path] = (),
     ) -> None:
         self._timeout_s = timeout_s
-        # Processor time is the second line: a little more, so that of two limits the first one is always the same.
+        # The limit of processor time is slightly longer, so that a busy test always runs into the same limit first.
         self._process = WorkerProcess(cpu_s=math.ceil(timeout_s) + 2, memory_bytes=memory_bytes, paths=paths)
 
     def grade(
@@ -66,17 +66,19 @@ class CheckWorker:
         session: ServerSession | None,
         uid: str,
     ) -> CheckReport:
-        """What the test says of the evidence.
+        """The test's verdict on the evidence.
 
         Args:
-            test_code: defines `__tb_test_fn`.
-            evidence: of `tbx_envs.thinkingbox.grading.evidence.evidence_of`, fresh or read from a file.
-            judge: answers the test's questions; None: a test that asks is void.
-            session: the servers of the episode, for tests that call their tools; None: they are gone.
+            test_code: source that defines `__tb_test_fn`.
+            evidence: result of `tbx_envs.thinkingbox.grading.evidence.evidence_of`, new or read from a file.
+            fixtures: name -> `{"type": dotted path, **arguments}`.
+            judge: judge for the test's questions; None voids a test that asks.
+            session: servers of the episode, for tests that call their tools; None when they have ended.
+            uid: task id, for messages.
 
         Raises:
             CheckFault: there is no verdict; the message says why.
-            ConfigError: the judge answers nobody: no test that asks it can be graded.
+            ConfigError: the judge answers no request, so no test that asks it can be graded.
         """
         request = {
             "code": test_code,
@@ -100,7 +102,7 @@ class CheckWorker:
 
     @property
     def pid(self) -> int | None:
-        """Of the worker's process, None when none runs."""
+        """Id of the worker's process, None when none is running."""
         return self._process.pid
 
 
@@ -121,7 +123,7 @@ class _Grading:
 
     def __exit__(self, *exc_info: object) -> None:
         self._hang_up()
-        for thread in self._threads:  # ends with its judge's or server's time limit, or when their endpoint is stopped
+        for thread in self._threads:  # ends at the time limit of its judge or server, or when the endpoint is stopped
             thread.join()
 
     def run(self, connect: Callable[[], socket.socket], request: Mapping[str, Any]) -> CheckReport:
@@ -131,12 +133,12 @@ class _Grading:
             report = self._report(self._converse(reader))
         except CheckFault as fault:
             raise self._answers.fault or fault from None
-        if self._answers.fault is not None:  # whatever the test made of it
+        if self._answers.fault is not None:  # even if the test caught it
             raise self._answers.fault
         return report
 
     def _begin(self, connect: Callable[[], socket.socket], request: bytes) -> FrameReader:
-        """The child has the request. A worker that died before that is no fault, since nothing was run: once more."""
+        """Hand the request to a child. Tried twice: if the worker died before, no test code has run."""
         ending: Mapping[str, Any] = {}
         for _ in range(2):
             self._sock = connect()
@@ -147,18 +149,18 @@ class _Grading:
                 if "begun" in ending:
                     return reader
             self._hang_up()
-        how = ending.get("ended", "the worker is gone")
+        how = ending.get("ended", "the worker has ended")
         raise self._void(f"did not begin ({how})", ending.get("last_words", ""))
 
     def _hang_up(self) -> None:
-        """The worker ends the child, if there still is one, also where a forked process has a copy of the socket."""
+        """Close the socket, upon which the worker ends the child; works when a forked process has a copy of it, too."""
         if self._sock is not None:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
             self._sock.close()
 
     def _converse(self, reader: FrameReader) -> dict[str, Any]:
-        """The child's result. When this returns or raises, the child is gone."""
+        """The child's result. When this returns or raises, the child has ended."""
         result: dict[str, Any] | None = None
         while True:
             message = self._next(reader)
@@ -170,7 +172,7 @@ class _Grading:
                 case _ if result is not None:
                     return result
                 case _:
-                    how = message.get("ended", "it sent what is no message")
+                    how = message.get("ended", "it sent an invalid message")
                     hint = ": out of processor time" if how == "SIGXCPU" else ""
                     raise self._void(f"ended its process ({how}{hint})", message.get("last_words", ""))
 
@@ -184,12 +186,12 @@ class _Grading:
             try:
                 message = reader.read(_LOOK_AGAIN_S if self._clock.is_stopped else left_s)
             except (EOFError, ValueError):
-                return {"ended": "the check worker is gone"}
+                return {"ended": "the check worker has ended"}
             if message is not None:
                 return message
 
     def _end_child(self, reader: FrameReader) -> None:
-        """Say that nothing more is wanted, and wait until the worker has ended the child."""
+        """Close the request, and wait until the worker has ended the child."""
         assert self._sock is not None
         with contextlib.suppress(OSError, EOFError, ValueError):
             self._sock.shutdown(socket.SHUT_WR)
@@ -197,17 +199,17 @@ class _Grading:
                 pass
 
     def _answer_in_thread(self, number: int, whom: str, method: str, arguments: list[Any]) -> None:
-        def answer() -> None:
-            with self._clock.stopped():
-                reply = self._answers.answer(number, whom, method, arguments)
-                with self._send_lock, contextlib.suppress(OSError):  # the child may be gone
-                    sock.sendall(reply)
-
-        sock = self._sock
-        assert sock is not None
-        thread = threading.Thread(target=answer, name=f"tbx-{whom}", daemon=True)
+        assert self._sock is not None
+        question = (self._sock, number, whom, method, arguments)
+        thread = threading.Thread(target=self._answer, args=question, name=f"tbx-{whom}", daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def _answer(self, sock: socket.socket, number: int, whom: str, method: str, arguments: list[Any]) -> None:
+        with self._clock.stopped():
+            reply = self._answers.answer(number, whom, method, arguments)
+            with self._send_lock, contextlib.suppress(OSError):  # the child may have ended
+                sock.sendall(reply)
 
     def _report(self, result: Mapping[str, Any]) -> CheckReport:
         notes = _notes(result, self._answers.notes)
@@ -220,7 +222,7 @@ class _Grading:
         raise self._void(f"raised {result['error']}: {result['message']}{where}", result["traceback"])
 
     def _void(self, what: str, details: str = "") -> CheckFault:
-        hint = "That is no verdict: mend the test, its fixtures or the effects that it reads."
+        hint = "That is no verdict: fix the test, its fixtures or the effects that it reads."
         return CheckFault("\n".join(filter(None, [f"task {self._uid}: its test {what}. {hint}", details.strip()])))
 
 
@@ -242,49 +244,49 @@ def _shortened(text: str) -> str:
 
 
 class _Stopwatch:
-    """Seconds since it was made, without those in which somebody held it."""
+    """Seconds since its creation, without the periods in which it was stopped."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._since = time.monotonic()
         self._before_s = 0.0
-        self._num_holding = 0
+        self._num_stopping = 0
 
     @property
     def is_stopped(self) -> bool:
-        return self._num_holding > 0
+        return self._num_stopping > 0
 
     def seconds(self) -> float:
         with self._lock:
-            return self._before_s + (0.0 if self._num_holding else time.monotonic() - self._since)
+            return self._before_s + (0.0 if self._num_stopping else time.monotonic() - self._since)
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
         with self._lock:
-            if not self._num_holding:
+            if not self._num_stopping:
                 self._before_s += time.monotonic() - self._since
-            self._num_holding += 1
+            self._num_stopping += 1
         try:
             yield
         finally:
             with self._lock:
-                self._num_holding -= 1
+                self._num_stopping -= 1
                 self._since = time.monotonic()
 
 
 class _Answers:
-    """Answers what a test asks of judge and servers, and remembers what went wrong: a test cannot swallow that.
+    """Answers a test's questions to judge and servers, and records the first error, which a test cannot suppress.
 
     Attributes:
-        fault: the first thing that went wrong; `ConfigError` when it goes wrong for every test.
-        notes: what the judge was asked and said, in the order of the answers.
+        fault: first error; a `ConfigError` when it would occur in every test.
+        notes: questions to the judge with its answers, in the order of the answers.
     """
 
     def __init__(self, uid: str, judge: Judge | None, session: ServerSession | None) -> None:
         self._uid = uid
         self._judge = judge
         self._session = session
-        self._session_lock = threading.Lock()  # the calls of an episode are made one after the other
+        self._session_lock = threading.Lock()  # the calls of an episode are sequential
         self.fault: CheckFault | ConfigError | None = None
         self.notes: list[str] = []
 
@@ -293,7 +295,7 @@ class _Answers:
         try:
             value = self._ask_judge(method, arguments) if whom == "judge" else self._call_server(arguments)
             return frame({"to": number, "value": value})
-        except Exception as error:  # the process boundary: whatever judge or server raise voids the grade
+        except Exception as error:  # the process boundary: any error of judge or server voids the grade
             fault = error if isinstance(error, CheckFault | ConfigError) else self._fault(whom, error)
             self.fault = self.fault or fault
             return frame({"to": number, "error": str(error)})
@@ -308,8 +310,8 @@ class _Answers:
     def _ask_judge(self, method: str, arguments: list[Any]) -> Any:
         if self._judge is None:
             raise CheckFault(
-                f"task {self._uid}: its test asks a judge, and there is none. Give judge=yes (every answer is yes) or "
-                f"judge=endpoint (a model)."
+                f"task {self._uid}: its test asks a judge, and none is configured. Give judge=yes (every answer is "
+                f"yes) or judge=endpoint (a model)."
             )
         if method not in _JUDGE_METHODS:
             raise CheckFault(f"task {self._uid}: its test asks a judge for '{method}', which no judge has.")
@@ -327,8 +329,8 @@ class _Answers:
     def _call_server(self, arguments: list[Any]) -> Any:
         if self._session is None:
             raise CheckFault(
-                f"task {self._uid}: its test calls tools of its servers, which are gone. Such a task cannot be graded "
-                f"again from its evidence; play it again."
+                f"task {self._uid}: its test calls tools of its servers, which have ended. Such a task cannot be "
+                f"graded again from its evidence; run it again."
             )
         server, name, tool_arguments = arguments
         with self._session_lock:

@@ -1,7 +1,7 @@
-"""The process of the check worker: begun when it is first needed, and again when it is gone.
+"""The process of the check worker: started when it is first needed, and restarted when it has ended.
 
-It belongs to the process that began it; a forked process begins its own. It ends when it is closed, when nothing refers
-to it any more, and when its owner is gone, however that ended; nothing of it is left then.
+It belongs to the process that started it; a forked process starts its own. It ends, and leaves nothing behind, when it
+is closed, when nothing refers to it any more, and when its owner ends in any way.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of test code: nothing whose name says that it is a secret; the same hashes in every process."""
+    """The environment of test code: without variables whose names suggest a secret, with a fixed hash seed."""
     kept = {name: value for name, value in environ.items() if not any(word in name.upper() for word in _SECRET_WORDS)}
     return {"PYTHONHASHSEED": "0", **kept}
 
 
 class WorkerProcess:
-    """See the module.
+    """The check worker's process (see the module).
 
     Args:
-        cpu_s, memory_bytes: what the child of a grade may use.
-        paths: folders to import fixtures from, besides those of this interpreter.
+        cpu_s, memory_bytes: limits of the child of a grade.
+        paths: folders to import fixtures from, in addition to those of this interpreter.
     """
 
     def __init__(self, *, cpu_s: int, memory_bytes: int, paths: Sequence[str | Path]) -> None:
@@ -64,7 +64,7 @@ class WorkerProcess:
         return ours
 
     def _hand_over(self, sock: socket.socket) -> None:
-        if self._owner != os.getpid():  # forked: the lock may be held by a thread that is not here
+        if self._owner != os.getpid():  # forked: the lock may be held by a thread of the parent
             self._lock, self._running, self._owner = threading.Lock(), None, os.getpid()
         with self._lock:
             if self._running is not None and self._running.hand_over(sock):
@@ -75,7 +75,7 @@ class WorkerProcess:
                 raise CheckFault(f"the check worker ended at once: {self._running.last_words()}")
 
     def close(self) -> None:
-        """End the worker, and with it all grades; it begins again when it is needed again."""
+        """End the worker and all grades; it is started again when it is needed."""
         if self._owner == os.getpid():
             with self._lock:
                 self._end()
@@ -87,7 +87,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the worker that runs now."""
+        """Id of the running worker's process; None when none is running."""
         return None if self._running is None else self._running.process.pid
 
 
@@ -126,7 +126,7 @@ class _Running:
         self.control.settimeout(None)
 
     def hand_over(self, sock: socket.socket) -> bool:
-        """Give the worker its end of a new grade's socket; False when it is gone."""
+        """Give the worker its end of a new grade's socket; False when the worker has ended."""
         try:
             socket.send_fds(self.control, [b"g"], [sock.fileno()])
         except OSError:
@@ -140,12 +140,12 @@ class _Running:
 
 
 def _end(process: subprocess.Popen[bytes], control: socket.socket, folder: str, owner: int) -> None:
-    if owner != os.getpid():  # a forked copy: the worker is not its own
+    if owner != os.getpid():  # a forked copy: the worker belongs to the parent
         control.close()
         process.returncode = 0
         return
     with contextlib.suppress(OSError):
-        control.shutdown(socket.SHUT_RDWR)  # heard at once, also where a forked process has a copy of the socket
+        control.shutdown(socket.SHUT_RDWR)  # takes effect at once, even if a forked process has a copy of the socket
     control.close()
     try:
         process.wait(_END_TIMEOUT_S)

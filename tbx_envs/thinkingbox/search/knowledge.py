@@ -1,40 +1,41 @@
-"""`KnowledgeBase`: snippets of text that can be searched by words, best first, by BM25 (library `bm25s`).
+"""`KnowledgeBase`: a word search over snippets of text, ranked by BM25.
 
-The order of hits is a function of snippets and query alone: equal scores keep the snippets' order. Making a base is
-cheap, the index over a handful of long documents takes a few milliseconds and is built by the first search.
+The order of hits is a function of snippets and query alone: equal scores keep the snippets' order. Constructing a base
+is cheap; the index over a handful of long documents takes a few milliseconds and is built by the first search.
 
 Source: BM25 as Lucene computes it (k1 1.5, b 0.75), https://arxiv.org/abs/2407.03618 section 2.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import importlib.abc
-import logging
-import os
+import math
 import re
-import sys
-import threading
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from types import ModuleType
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 
-# Lucene's list for English: words that are in every text are no part of the index.
+# Lucene's list for English: words that are in every text are not indexed.
 _STOP_WORDS = """a an and are as at be but by for if in into is it no not of on or such that the their then there these
 they this to was will with"""
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 
-# Scripts that put no spaces between words: every character is a word of its own.
+_K1, _B = 1.5, 0.75  # how soon a repeated word counts no more; how much the length of a snippet counts
+
+# Scripts without spaces between words: every character counts as a word.
 _UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True)
 class Snippet:
-    """A piece of knowledge: `source` names the document that it is from."""
+    """A piece of knowledge.
+
+    Attributes:
+        source: name of the document that it is from.
+        text: text of the snippet.
+    """
 
     source: str
     text: str
@@ -45,8 +46,10 @@ class Hit:
     """A snippet that shares words with the query.
 
     Attributes:
-        score: BM25, above zero; comparable within one search only.
-        rank: 1 is the best.
+        source: name of the document that it is from.
+        text: text of the snippet.
+        score: BM25 score, above zero; comparable within one search only.
+        rank: place in the result; 1 is the best.
     """
 
     source: str
@@ -56,7 +59,7 @@ class Hit:
 
 
 class KnowledgeBase:
-    """Snippets, and what is found in them. Never changes; safe in many threads at once."""
+    """Searchable snippets. Immutable and thread-safe."""
 
     def __init__(self, snippets: Iterable[Snippet]) -> None:
         self.snippets = tuple(snippets)
@@ -71,27 +74,26 @@ class KnowledgeBase:
 
     def ranking(self, query: str) -> list[tuple[int, float]]:
         """(position of the snippet, score) of all hits, best first."""
-        known = [word for word in words(query) if word in self._vocabulary]
-        if not known:
-            return []
-        scores = self._index.get_scores(known).tolist()
-        found = [(position, score) for position, score in enumerate(scores) if score > 0]
-        return sorted(found, key=lambda hit: (-hit[1], hit[0]))
+        scores: defaultdict[int, float] = defaultdict(float)
+        for word in words(query):
+            for position, score in self._index.get(word, ()):
+                scores[position] += score
+        return sorted(scores.items(), key=lambda hit: (-hit[1], hit[0]))
 
     @functools.cached_property
-    def _words(self) -> list[list[str]]:
-        return [words(snippet.text) for snippet in self.snippets]
-
-    @functools.cached_property
-    def _vocabulary(self) -> frozenset[str]:
-        return frozenset().union(*self._words)
-
-    @functools.cached_property
-    def _index(self) -> Any:
-        # float64, so that two machines agree on the order of close scores.
-        index = _bm25s().BM25(k1=1.5, b=0.75, method="lucene", dtype="float64", backend="numpy")
-        index.index(self._words, show_progress=False)
-        return index
+    def _index(self) -> Mapping[str, list[tuple[int, float]]]:
+        """Word -> (position of each snippet that has it, what it adds to that snippet's score)."""
+        counts = [Counter(words(snippet.text)) for snippet in self.snippets]
+        lengths = [count.total() for count in counts]
+        mean_length = sum(lengths) / max(len(lengths), 1)
+        having = Counter(word for count in counts for word in count)
+        index = defaultdict(list)
+        for position, (count, length) in enumerate(zip(counts, lengths, strict=True)):
+            for word, times in count.items():
+                rarity = math.log(1 + (len(counts) - having[word] + 0.5) / (having[word] + 0.5))
+                saturation = times / (_K1 * ((1 - _B) + _B * length / mean_length) + times)
+                index[word].append((position, rarity * saturation))
+        return dict(index)
 
 
 def words(text: str) -> list[str]:
@@ -101,7 +103,7 @@ def words(text: str) -> list[str]:
 
 
 def _singular(word: str) -> str:
-    """Without the ending of an English plural; the three rules of Harman's S-stemmer (1991)."""
+    """The word without an English plural ending, by the three rules of Harman's S-stemmer (1991)."""
     if len(word) < 4:
         return word
     if word.endswith("ies") and not word.endswith(("eies", "aies")):
@@ -111,50 +113,3 @@ def _singular(word: str) -> str:
     if word.endswith("s") and not word.endswith(("us", "ss")):
         return word[:-1]
     return word
-
-
-def _bm25s() -> ModuleType:
-    """The library, imported at the first search and without what its import does besides.
-
-    Where JAX is installed, `import bm25s` imports it and starts its backend, which takes the memory of a GPU. Its
-    progress bars keep a thread even when they are hidden. Its logger is set to DEBUG, so that every index writes lines
-    into whatever the program logs to.
-    """
-    with _import_lock:
-        if "bm25s" not in sys.modules:
-            with _bare_import():
-                import bm25s
-            logging.getLogger("bm25s").setLevel(logging.WARNING)
-    import bm25s
-
-    return bm25s
-
-
-_import_lock = threading.Lock()
-
-
-@contextlib.contextmanager
-def _bare_import() -> Iterator[None]:
-    """In here, bm25s finds neither accelerators that are not imported yet (in this thread) nor progress bars."""
-    finder = _WithoutAccelerators(threading.get_ident())
-    kept = os.environ.get("DISABLE_TQDM")
-    sys.meta_path.insert(0, finder)
-    os.environ["DISABLE_TQDM"] = "1"
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-        del os.environ["DISABLE_TQDM"]
-        if kept is not None:
-            os.environ["DISABLE_TQDM"] = kept
-
-
-class _WithoutAccelerators(importlib.abc.MetaPathFinder):
-    """Finds nothing, and says of JAX and Numba to one thread that they are not installed."""
-
-    def __init__(self, thread: int) -> None:
-        self._thread = thread
-
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
-        if fullname in ("jax", "numba") and threading.get_ident() == self._thread:
-            raise ModuleNotFoundError("bm25s searches with numpy here", name=fullname)

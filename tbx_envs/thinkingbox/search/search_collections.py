@@ -1,7 +1,7 @@
-"""What the stand-in for the search service knows, and its answers: collections of documents, and searches in them.
+"""Collections of documents and searches in them: the requests and answers of the search service's stand-in.
 
-Ranking: BM25 in place of embeddings. `vector_distance` is 1 / (1 + score), so that who sorts by it gets our order.
-Snippets without a hit come last with distance 1, as a search by embedding has no misses either.
+Ranking is by BM25 instead of embeddings. `vector_distance` is 1 / (1 + score), so that sorting by it gives our order.
+Snippets that do not match come last with distance 1, since a search by embedding returns all snippets, too.
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ from typing import Any
 from tbx_envs.thinkingbox.search.knowledge import KnowledgeBase, Snippet
 
 MAX_COLLECTIONS = 4096
-# Searches of one scenario's sessions share an index; so many are kept.
+# Searches of one scenario's sessions share an index; this many are kept.
 _MAX_BASES = 64
-# What Typesense answers without `per_page` and `group_limit`.
+# Typesense's defaults of `per_page` and `group_limit`.
 PER_PAGE, GROUP_LIMIT = 10, 3
 
 
-class Refused(Exception):
-    """A request that gets an error: status and words."""
+class RequestError(Exception):
+    """A request that is answered with an error.
+
+    Attributes:
+        status: HTTP status.
+        message: text of the answer.
+    """
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -47,13 +52,13 @@ class _Collection:
 
 
 class Collections:
-    """What the service knows, and the answers to its requests; no HTTP in here. Safe in many threads at once."""
+    """The collections and the answers to requests, without HTTP. Thread-safe."""
 
     def __init__(self, max_collections: int = MAX_COLLECTIONS) -> None:
         self._max = max_collections
         self._lock = threading.Lock()
         self._collections: collections.OrderedDict[str, _Collection] = collections.OrderedDict()
-        # Sessions of one scenario bring the same chapters: they share the texts, and one index.
+        # Sessions of one scenario add the same chapters: they share the texts and one index.
         self._snippets: weakref.WeakValueDictionary[tuple[str, str], Snippet] = weakref.WeakValueDictionary()
         self._bases: collections.OrderedDict[tuple[Snippet, ...], KnowledgeBase] = collections.OrderedDict()
 
@@ -65,8 +70,14 @@ class Collections:
     ) -> tuple[int, dict[str, Any]]:
         """(status, JSON object) for one request.
 
+        Args:
+            method: HTTP method.
+            steps: parts of the path.
+            parameters: query parameters.
+            body: JSON value of the body, None when it is empty.
+
         Raises:
-            Refused: the request gets an error.
+            RequestError: the request is answered with an error.
         """
         match method, steps:
             case "GET", ["collections", name]:
@@ -80,21 +91,21 @@ class Collections:
                 return 200, self._delete(name)
             case "POST", ["multi_search"]:
                 return 200, {"results": list(self._searches(parameters, _object(body)))}
-        raise Refused(404, f"Not Found: this stand-in has no {method} /{'/'.join(steps)}.")
+        raise RequestError(404, f"Not Found: this stand-in has no {method} /{'/'.join(steps)}.")
 
     def _find(self, name: str) -> _Collection:
         if name not in self._collections:
-            raise Refused(404, f"No collection named '{name}' found.")
+            raise RequestError(404, f"No collection named '{name}' found.")
         self._collections.move_to_end(name)
         return self._collections[name]
 
     def _create(self, schema: dict[str, Any]) -> dict[str, Any]:
         name = schema.get("name")
         if not isinstance(name, str) or not name:
-            raise Refused(400, "a collection needs a `name`.")
+            raise RequestError(400, "a collection needs a `name`.")
         with self._lock:
             if name in self._collections:
-                raise Refused(409, f"A collection with name '{name}' already exists.")
+                raise RequestError(409, f"A collection with name '{name}' already exists.")
             while len(self._collections) >= self._max:
                 self._collections.popitem(last=False)
             collection = self._collections[name] = _Collection(name, schema.get("fields", []))
@@ -104,12 +115,12 @@ class Collections:
         text = document.get("text", document.get("content"))
         source = document.get("source", "")
         if not isinstance(text, str) or not isinstance(source, str):
-            raise Refused(400, "a document needs a `text`, and `source` must be a string.")
+            raise RequestError(400, "a document needs a `text`, and `source` must be a string.")
         with self._lock:
             collection = self._find(name)
             identity = str(document.get("id", len(collection.documents)))
             if identity in collection.documents:
-                raise Refused(409, f"A document with id {identity} already exists.")
+                raise RequestError(409, f"A document with id {identity} already exists.")
             snippet = self._snippets.setdefault((source, text), Snippet(source, text))
             shared = {"source": snippet.source, "text": snippet.text}
             if document.get("content") == text:
@@ -127,7 +138,7 @@ class Collections:
     def _searches(self, common: Mapping[str, str], body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         searches = body.get("searches")
         if not isinstance(searches, list) or not all(isinstance(search, dict) for search in searches):
-            raise Refused(400, "`searches` must be a list of objects.")
+            raise RequestError(400, "`searches` must be a list of objects.")
         for search in searches:
             parameters = {**common, **search}
             with self._lock:
@@ -146,12 +157,12 @@ class Collections:
 
 def _object(body: Any) -> dict[str, Any]:
     if not isinstance(body, dict):
-        raise Refused(400, "the body must be a JSON object.")
+        raise RequestError(400, "the body must be a JSON object.")
     return body
 
 
 def _found(documents: list[dict[str, Any]], base: KnowledgeBase, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to one search: hits in groups of one source each (`group_by`), or one after the other."""
+    """The answer to one search: hits grouped by source (`group_by`), or in one list."""
     query = str(parameters.get("q", ""))
     allowed = _filter(str(parameters.get("filter_by", "")))
     hits = [
@@ -171,7 +182,7 @@ def _found(documents: list[dict[str, Any]], base: KnowledgeBase, parameters: Map
     if "group_by" not in parameters:
         return {**answer, "hits": hits[:per_page]}
     if parameters["group_by"] != "source":
-        raise Refused(400, f"this stand-in groups by `source` only, not by `{parameters['group_by']}`.")
+        raise RequestError(400, f"this stand-in groups by `source` only, not by `{parameters['group_by']}`.")
     groups: dict[str, list[dict[str, Any]]] = {}
     for hit in hits:
         groups.setdefault(hit["document"]["source"], []).append(hit)
@@ -184,7 +195,7 @@ def _found(documents: list[dict[str, Any]], base: KnowledgeBase, parameters: Map
 
 
 def _ranked(base: KnowledgeBase, query: str) -> list[tuple[int, float]]:
-    """Every snippet with its score: hits first, then the others in their own order. No words: nothing; `*`: all."""
+    """Every snippet's index and score: hits first, then the others in their order. Empty for an empty query."""
     if not query.strip():
         return []
     hits = base.ranking(query)
@@ -193,7 +204,7 @@ def _ranked(base: KnowledgeBase, query: str) -> list[tuple[int, float]]:
 
 
 def _hit(document: dict[str, Any], score: float) -> dict[str, Any]:
-    # Rounded, so that a last digit of the library's arithmetic never shows in what an agent reads.
+    # Rounded, so that the library's last digits never show in text that an agent reads.
     return {
         "document": document,
         "highlights": [],
@@ -203,12 +214,12 @@ def _hit(document: dict[str, Any], score: float) -> dict[str, Any]:
 
 
 def _filter(expression: str) -> Callable[[str], bool]:
-    """`source:=a || source:=b`, the one form that the servers send; an empty one lets all through."""
+    """A predicate for `source:=a || source:=b`, the only form that the servers send; an empty one accepts all."""
     if not expression.strip():
         return lambda source: True
     terms = [re.fullmatch(r"source:=\s*(.*)", term.strip(), re.DOTALL) for term in expression.split("||")]
     if not all(terms):
-        raise Refused(400, f"this stand-in filters by `source:=name || ...` only, not by `{expression}`.")
+        raise RequestError(400, f"this stand-in filters by `source:=name || ...` only, not by `{expression}`.")
     names = {term[1].strip().strip("`") for term in terms if term}
     return lambda source: source in names
 
@@ -216,5 +227,5 @@ def _filter(expression: str) -> Callable[[str], bool]:
 def _number(parameters: Mapping[str, Any], name: str, default: int) -> int:
     value = str(parameters.get(name, default))
     if not value.isdecimal():
-        raise Refused(400, f"`{name}` must be a whole number, not '{value}'.")
+        raise RequestError(400, f"`{name}` must be a whole number, not '{value}'.")
     return int(value)

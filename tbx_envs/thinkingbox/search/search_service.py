@@ -1,7 +1,7 @@
 """A stand-in for the search service that the benchmark's servers expect on 127.0.0.1:8108.
 
-Their servers talk to a Typesense: a collection for each session, one document for each chapter of the policy, a
-search, and the collection's end. `ensure_search_service` answers those five requests with `KnowledgeBase` from a
+Those servers use Typesense: they create a collection for each session, add a document for each chapter of the rules,
+search, and delete the collection. `ensure_search_service` answers their five requests with `KnowledgeBase` from a
 thread of this process, unless a service answers there already: then that one is used, and never stopped by us.
 
     GET    /collections/{name}              200, or 404
@@ -11,10 +11,10 @@ thread of this process, unless a service answers there already: then that one is
     DELETE /collections/{name}              200, or 404
     GET    /health                          200, {"ok": true, "service": ..., "instance": ...}
 
-Any API key is accepted, and only loopback is listened on. Collections know nothing of each other. Those that are never
-deleted (a server that was killed) are forgotten when there are too many, the longest unused first. A search in an
-unknown collection is 404 as a whole, where Typesense answers 200 and hides it: an empty result must not be mistaken
-for a policy that says nothing.
+Any API key is accepted, and the service listens on loopback only. Collections are independent. Collections that are
+never deleted (by a server that was killed) are evicted when there are too many, least recently used first. A search in
+an unknown collection is 404 as a whole, where Typesense answers 200 and hides it: a missing collection must not look
+like rules without a match.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from tbx_envs.errors import ConfigError
-from tbx_envs.thinkingbox.search.search_collections import Collections, Refused
+from tbx_envs.thinkingbox.search.search_collections import Collections, RequestError
 from tbx_envs.web import addresses
 
 HOST, PORT = "127.0.0.1", 8108
 MAX_BODY_BYTES = 32 * 2**20
-PROBE_TIMEOUT_S = 15.0  # its process may be busy
-# A connection that a session keeps open and forgets; every one of them costs a thread.
+PROBE_TIMEOUT_S = 15.0  # the service's process may be busy
+# For a connection that a session leaves open; each costs a thread.
 IDLE_TIMEOUT_S = 600.0
 NAME = "tbx"
 
 
 class SearchService:
-    """A search service in use, ours or somebody else's.
+    """A search service in use: our stand-in or a foreign service.
 
     Attributes:
-        host, port, url: where it answers.
-        ours: it is the stand-in of this process.
-        instance: which stand-in it is; "" when it is no stand-in.
+        host, port, url: address of the service.
+        ours: True for the stand-in of this process.
+        instance: id of the stand-in; "" for another kind of service.
     """
 
     def __init__(self, host: str, port: int, instance: str, stand_in: _StandIn | None) -> None:
@@ -62,7 +62,7 @@ class SearchService:
         self._process = os.getpid()
 
     def answers(self) -> bool:
-        """Whether the same service still answers; collections of one that went away are lost."""
+        """Whether the same service still answers; the collections of one that has ended are lost."""
         stand_in = self._stand_in
         if stand_in is not None:
             return self._process == os.getpid() and stand_in.is_alive
@@ -72,7 +72,7 @@ class SearchService:
             return False
 
     def close(self) -> None:
-        """Let go of it: our stand-in ends with its last user. A second call, or one in a forked child, does nothing."""
+        """Release it: our stand-in ends with its last user. A second call, or one in a forked child, does nothing."""
         stand_in, self._stand_in = self._stand_in, None
         if stand_in is not None and self._process == os.getpid():
             _release(stand_in)
@@ -87,17 +87,17 @@ class SearchService:
 def ensure_search_service(host: str = HOST, port: int = PORT) -> SearchService:
     """A search service that answers on `host:port`; the stand-in is started if none does.
 
-    Close what is returned. Port 0 starts a stand-in of one's own on a free port.
+    The caller must close the result. Port 0 starts a separate stand-in on a free port.
 
     Raises:
-        ConfigError: the host is not loopback, or the port is taken by something that is no search service.
+        ConfigError: the host is not loopback, or the port is in use by something other than a search service.
     """
     if not addresses.is_loopback(host):
         raise ConfigError(
-            f"the search service was asked for on '{host}'; it knows no access control, so it listens on loopback "
-            f"only. Use 127.0.0.1."
+            f"the search service was requested on '{host}'; it has no access control, so it listens on loopback only. "
+            f"Use 127.0.0.1."
         )
-    # Another process may start its stand-in, or end it, between our look and our bind.
+    # Another process may start or end its stand-in between our probe and our bind.
     for _ in range(5):
         with _lock:
             stand_in = _running.get((host, port))
@@ -112,23 +112,23 @@ def ensure_search_service(host: str = HOST, port: int = PORT) -> SearchService:
         if instance is not None:
             return SearchService(host, port, instance, None)
     raise ConfigError(
-        f"no search service could be started on {host}:{port}: the port is taken, yet whoever holds it cuts "
-        f"connections. See who holds it (`ss -ltnp 'sport = :{port}'`) and end that, or wait."
+        f"no search service could be started on {host}:{port}: the port is in use, but the program that uses it cuts "
+        f"connections. Find that program (`ss -ltnp 'sport = :{port}'`) and end it, or wait."
     )
 
 
 def _probe(host: str, port: int) -> str | None:
-    """The instance of the service that answers ("" for a foreign one), or None where nobody listens.
+    """The instance of the service that answers ("" for a foreign one), or None when nothing listens.
 
     Raises:
-        ConfigError: something else answers.
+        ConfigError: something other than a search service answers.
     """
     connection = http.client.HTTPConnection(host, port, timeout=PROBE_TIMEOUT_S)
     try:
         connection.request("GET", "/health")
         response = connection.getresponse()
         status, body = response.status, response.read(4096)
-    except ConnectionError:  # nobody listens, or the listener just ended
+    except ConnectionError:  # nothing listens, or the listener has just ended
         return None
     except (OSError, http.client.HTTPException) as error:
         raise _not_a_service(host, port, f"it answered GET /health with {type(error).__name__}: {error}") from error
@@ -146,8 +146,8 @@ def _probe(host: str, port: int) -> str | None:
 
 def _not_a_service(host: str, port: int, answered: str) -> ConfigError:
     return ConfigError(
-        f"the servers need a search service on {host}:{port}, and something else is there: {answered}. A search "
-        f'service says 200 and {{"ok": true}}. Free the port, or start the service properly.'
+        f"the servers need a search service on {host}:{port}, but something else is there: {answered}. A search "
+        f'service answers with status 200 and {{"ok": true}}. Free the port, or start the service properly.'
     )
 
 
@@ -162,8 +162,8 @@ class _StandIn:
         self.users = 1
         self.closed = False
         self.instance = uuid.uuid4().hex
-        shelf = Collections()
-        handler = type("Handler", (_Handler,), {"shelf": shelf, "instance": self.instance})
+        collections = Collections()
+        handler = type("Handler", (_Handler,), {"collections": collections, "instance": self.instance})
         try:
             self.server = _Server((host, port), handler)
         except OSError as error:
@@ -171,7 +171,7 @@ class _StandIn:
                 raise _PortTaken from error
             raise ConfigError(f"the search service cannot listen on {host}:{port}: {error.strerror}.") from error
         self.host, self.port = host, self.server.server_address[1]
-        self.shelf = shelf
+        self.collections = collections
         self._thread = threading.Thread(
             target=self.server.serve_forever, kwargs={"poll_interval": 0.1}, name="tbx-search", daemon=True
         )
@@ -203,7 +203,7 @@ def _release(stand_in: _StandIn) -> None:
 
 
 def _forget_in_child() -> None:
-    """A forked child has our sockets but not our threads: left open, they would keep the port and never answer."""
+    """A forked child has our sockets but not our threads: open sockets would keep the port and never answer."""
     global _lock
     _lock = threading.Lock()
     for stand_in in _running.values():
@@ -215,7 +215,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """Remembers its connections, so that it can end them: a handler waits in its connection for the next request."""
+    """Tracks its connections, so that it can end them while handlers wait for the next request."""
 
     request_queue_size = 1024
     allow_reuse_port = False  # two stand-ins on one port would each answer some of the requests
@@ -227,8 +227,8 @@ class _Server(http.server.ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
-        socketserver.TCPServer.server_bind(self)  # HTTPServer's asks DNS for our own name
-        self.server_name, self.server_port = self.server_address[:2]
+        socketserver.TCPServer.server_bind(self)  # HTTPServer.server_bind asks DNS for our own name
+        self.server_name, self.server_port = self.socket.getsockname()[:2]
 
     def process_request(self, request: Any, client_address: Any) -> None:
         thread = threading.Thread(
@@ -242,7 +242,7 @@ class _Server(http.server.ThreadingHTTPServer):
         self._connections.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A session that was killed cuts its connection; that is nothing to print."""
+        """Prints nothing: sessions that are killed cut their connections."""
 
     def end_connections(self) -> None:
         for connection, thread in list(self._connections.items()):
@@ -259,10 +259,10 @@ class _Server(http.server.ThreadingHTTPServer):
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    shelf: Collections
+    collections: Collections
     instance: str
     protocol_version = "HTTP/1.1"
-    # Head and body leave in one packet: in two, the second would wait for the client's delayed acknowledgement.
+    # Head and body are sent in one packet: a second packet would wait for the client's delayed acknowledgement.
     wbufsize = -1
     disable_nagle_algorithm = True
     timeout = IDLE_TIMEOUT_S
@@ -280,26 +280,26 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if (self.command, steps) == ("GET", ["health"]):
                 self._send(200, {"ok": True, "service": NAME, "instance": self.instance})
                 return
-            status, answer = self.shelf.answer(self.command, steps, dict(urllib.parse.parse_qsl(query)), body)
+            status, answer = self.collections.answer(self.command, steps, dict(urllib.parse.parse_qsl(query)), body)
             self._send(status, answer)
-        except Refused as refused:
-            self._send(refused.status, {"message": refused.message})
+        except RequestError as error:
+            self._send(error.status, {"message": error.message})
 
     def _body(self) -> Any:
         if "chunked" in self.headers.get("Transfer-Encoding", ""):
             self.close_connection = True
-            raise Refused(411, "a body needs a Content-Length.")
+            raise RequestError(411, "a body needs a Content-Length.")
         length = self.headers.get("Content-Length", "0")
         if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
             self.close_connection = True
-            raise Refused(413, f"a body of {length} bytes; at most {MAX_BODY_BYTES} are read.")
+            raise RequestError(413, f"a body of {length} bytes; at most {MAX_BODY_BYTES} are read.")
         data = self.rfile.read(int(length))
         if not data:
             return None
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise Refused(400, f"the body is no JSON: {error}") from error
+            raise RequestError(400, f"the body is no JSON: {error}") from error
 
     def _send(self, status: int, answer: Mapping[str, Any]) -> None:
         data = json.dumps(answer).encode()
@@ -312,7 +312,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the base class refuses (a broken request line, an unknown method), as JSON too."""
+        """Errors of the base class (a broken request line, an unknown method), also as JSON."""
         self.close_connection = True
         self._send(404 if code == 501 else code, {"message": message or http.client.responses.get(code, "")})
 

@@ -1,1 +1,1 @@
-"""A dataset's own MCP servers, in processes of their own."""
+"""A dataset's own MCP servers, each session in its own processes."""

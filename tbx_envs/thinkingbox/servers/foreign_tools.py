@@ -1,5 +1,6 @@
-"""What other people's servers publish and answer, in the form that tasks and policies read. Facts of the contract
-that are about words stand here and nowhere else.
+"""Listings and answers of external servers, in the form that tasks and agents read.
+
+All wording that the contract with such servers prescribes is in this module.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import mcp_types as types
 from tbx_envs.errors import ToolFault
 from tbx_envs.tools.session import ServedTool
 
-RESERVED = "__reserved__"  # what a tool's name begins with when no agent may see it
+RESERVED = "__reserved__"  # prefix of the names of tools that no agent may see
 INIT, EFFECTS, TEARDOWN = RESERVED + "init", RESERVED + "geteffects", RESERVED + "teardown"
 
 
@@ -23,9 +24,9 @@ class Listing:
     """The tools of one server.
 
     Attributes:
-        tools: in its order, reserved ones left out.
-        names: of all its tools.
-        wants_session: the tools whose schema has a `session_id`.
+        tools: tools without the reserved ones, in the server's order.
+        names: names of all tools.
+        wants_session: names of the tools whose schema has a `session_id`.
     """
 
     tools: tuple[ServedTool, ...]
@@ -34,7 +35,7 @@ class Listing:
 
 
 def listing_of(server: str, listed: Sequence[types.Tool]) -> Listing:
-    """What a server listed, as it is published.
+    """The tools that a server listed, as they are published.
 
     Raises:
         ToolFault: a name appears twice, or a schema cannot be written without references.
@@ -52,13 +53,13 @@ def listing_of(server: str, listed: Sequence[types.Tool]) -> Listing:
 
 
 def published_schema(server: str, tool: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with references replaced by what they name, without `$defs`, and without the `title` of itself and of
-    its properties.
+    """The schema with references replaced by their targets, without `$defs`, and without its `title` and the `title`s
+    of its properties.
 
-    A reference is replaced with all that stands beside it, as the original does.
+    The target replaces a reference and all keys beside it, as in the original.
 
     Raises:
-        ToolFault: a reference names nothing, or is inside of what it names.
+        ToolFault: a reference has no target, or is inside of its own target.
     """
 
     def inlined(node: Any, inside: tuple[str, ...]) -> Any:
@@ -93,12 +94,13 @@ def published_schema(server: str, tool: str, schema: Mapping[str, Any]) -> dict[
 
 
 def result_text(result: types.CallToolResult, *, first_part_only: bool = False) -> str:
-    """What the model reads: the text parts, one below the other; parts that are no text are described.
+    """The text that the model reads: the text parts, one below the other, and descriptions of other parts.
 
-    The original hands on the first part only and gives up the whole episode when that is no text or there is none.
+    The original keeps only the first part, and gives up the whole episode if that is missing or not text.
 
     Args:
-        first_part_only: keep to the first part, for comparing with results of the original.
+        result: result of the call.
+        first_part_only: keep only the first part, to compare with results of the original.
     """
     parts = result.content[:1] if first_part_only else result.content
     return "\n".join(_part_text(part) for part in parts)
@@ -121,10 +123,10 @@ def _part_text(part: Any) -> str:
 
 
 def first_object(result: types.CallToolResult) -> Mapping[str, Any]:
-    """The JSON object that a reserved tool answers: in the first part of its result.
+    """The JSON object in the first part of a reserved tool's result.
 
     Raises:
-        ValueError: saying what is there instead.
+        ValueError: there is no such object; the message says what is there instead.
     """
     text = result.content[0].text if result.content and isinstance(result.content[0], types.TextContent) else None
     if text is None:
@@ -142,7 +144,7 @@ def init_object(result: types.CallToolResult) -> Mapping[str, Any]:
     """The answer of `__reserved__init` without its status.
 
     Raises:
-        ValueError: it does not say that all is well: neither `{}` nor `status` "ok".
+        ValueError: the answer does not report success: it is neither `{}` nor has the `status` "ok".
     """
     value = dict(first_object(result))
     if (value and value.pop("status", None) != "ok") or result.is_error:
@@ -154,7 +156,7 @@ def effects_object(result: types.CallToolResult) -> Mapping[str, Any]:
     """The answer of `__reserved__geteffects`.
 
     Raises:
-        ValueError: it is no JSON object, or says that it failed.
+        ValueError: the answer is not a JSON object, or reports a failure.
     """
     value = first_object(result)
     if result.is_error or value.get("status") == "error":

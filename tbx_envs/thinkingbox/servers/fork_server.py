@@ -1,25 +1,26 @@
 """Starts the processes of a server's sessions: imports the server once and forks it for each, or runs its command.
 
 A program of the standard library only, run as a file by the servers' own interpreter (any Python from 3.10), where tbx
-is not installed:
+is not installed; only setting a clock needs a package there (`server_clock`):
 
-    python fork_server.py serve FD CONFIG    obey the control socket FD (below) until it ends
+    python fork_server.py serve FD CONFIG    obey the control socket FD (below) until it is closed
     python fork_server.py run CONFIG         be one session's process, with its clock set
 
 CONFIG is JSON: `{"module": name} | {"script": path} | {}`, `args`, `clock`, `look`. With a module or a script, `serve`
-imports it under its own name, so that everything the import does is done once (with `look`: only looks whether it is
-there). A session's process is then a fork in which the `if __name__ == "__main__":` block runs. Before the first
-session there is a rehearsal: a fork that is asked for its tools, to learn which modules a session imports late; those
-are imported here too.
+imports it under its own name, so that the work of the import is done once (with `look`, it only checks that the server
+exists). A session's process is then a fork in which the `if __name__ == "__main__":` block runs. Before the first
+session there is a rehearsal: a fork is asked for its tools, to find the modules that a session imports late; those are
+imported here, too.
 
 The control socket carries JSON lines. In: `{"start": number, "clock": ...}` or `{"start": number, "command": [...]}`,
 each with two descriptors, the session's socket (its stdin and stdout) and its stderr; `{"kill": pid}`. Out:
-`{"ready": "fork" | "run" | "no", "why": ..., "missing": bool}` once (missing: the server is not there),
+`{"ready": "fork" | "run" | "no", "why": ..., "missing": bool, "no_clock": ...}` once (missing: the server does not
+exist; no_clock: with `look`, why its clock cannot be set, or null),
 `{"started": number, "pid": ...}` or `{"failed": number, "why": ...}`, `{"ended": pid, "status": wait status}`.
 
-What holds: every process is the leader of a session of its own and is killed with its whole process group; none
-outlives this program (they die with it), and this program ends, and ends them, when the control socket does. So nothing
-is left when tbx is killed, however that happens.
+Invariants: every process leads its own session and is killed with its whole process group; none outlives this program,
+and this program ends, and ends all of them, when the control socket is closed. So nothing is left when tbx is killed in
+any way.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ import contextlib
 import ctypes
 import gc
 import importlib.util
-import io
 import json
 import os
 import random
@@ -40,22 +40,23 @@ import signal
 import socket
 import stat
 import sys
+import sysconfig
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-_REHEARSAL_S = 20.0  # a server that takes longer to list its tools is rehearsed in vain, and does without
-_END_S = 2.0  # for killed processes to be gone
+_REHEARSAL_S = 20.0  # if a server takes longer to list its tools, the rehearsal is given up
+_END_S = 2.0  # for killed processes to end
 _TRACEBACK_LINES = 12
 _SCRIPT_NAME = "__mp_main__"  # as multiprocessing names a script that is imported; it cannot clash with a module
 
 
 class CannotFork(Exception):
-    """The server has to be started anew for each session; the message says why."""
+    """The server must be run for each session instead of forked; the message says why."""
 
 
 class CannotStart(Exception):
@@ -63,7 +64,7 @@ class CannotStart(Exception):
 
 
 class NotFound(CannotStart):
-    """The server itself is not there, whatever it would import."""
+    """The server itself does not exist (as opposed to a module that it imports)."""
 
 
 def main(arguments: list[str]) -> None:
@@ -73,7 +74,7 @@ def main(arguments: list[str]) -> None:
         _run(json.loads(rest[0]))
     control = socket.socket(fileno=int(rest[0]))
     control.set_inheritable(False)
-    _die_with_parent()  # while importing; later the end of the control socket says so
+    _die_with_parent()  # while importing; later the control socket is closed
     _Server(control, json.loads(rest[1])).serve()
 
 
@@ -84,47 +85,66 @@ class Program:
     """A server that is imported and could run.
 
     Attributes:
-        module: imported, under its own name.
+        module: imported module, under its own name.
         block: code of its `if __name__ == "__main__":` block.
-        places: where it reads the clock.
-        random_state: of `random`, where the import seeded it on purpose; else None.
+        random_state: state of `random` if the import seeded it with an argument; else None.
+        libraries: folders of the standard library and of installed packages.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self.clock = _load_clock()
         name, source, file = _locate(config)
         self.block = _main_block(source, file)
         sys.argv[:] = [file, *config.get("args", [])]
-        seeded: list[bool] = []
-        plain_seed = random.seed
-        random.seed = lambda *args, **kwargs: (seeded.append(bool(args or kwargs)), plain_seed(*args, **kwargs))[1]
-        try:
+        with _noticing_seeds() as seeds:
             self.module = _import_script(file) if name is None else importlib.import_module(name)
-        finally:
-            random.seed = plain_seed
-        self.random_state = random.getstate() if any(seeded) else None
-        self.places: Any = None
-        self.find_places()
-
-    def find_places(self) -> None:
-        name = self.module.__name__
-        package = "" if name == _SCRIPT_NAME else name
-        self.places = self.clock.find_places(self.clock.owner_test(name, package))
+        self.random_state = random.getstate() if any(seeds) else None
+        paths = sysconfig.get_paths()
+        self.libraries = {os.path.realpath(paths[key]) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
 
     def is_own(self, name: str) -> bool:
-        """Whether an imported module is the server's own, and no library's."""
-        return bool(self.places.owns(getattr(sys.modules.get(name), "__dict__", {})))
+        """Whether an imported module is the server's own, and no library's: of its package, or not installed."""
+        package = self.module.__name__.partition(".")[0]
+        return name == package or name.startswith(f"{package}.") or self._is_local(sys.modules.get(name))
+
+    def _is_local(self, module: Any) -> bool:
+        """Whether a module comes from a file that is neither of the standard library nor installed."""
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str):
+            return False
+        path = os.path.realpath(file)
+        folders = {*self.libraries, f"{os.sep}site-packages", f"{os.sep}dist-packages"}
+        return not any(f"{folder}{os.sep}" in path for folder in folders)
 
     def run(self, clock: dict[str, Any] | None) -> None:
         """What `python -m` would run once the module's definitions are done."""
         sys.modules["__main__"] = self.module
         if clock is not None:
-            self.clock.set_clock(clock["moment_ns"], clock["runs"], self.places)
+            server_clock = _load_clock()
+            if why := server_clock.reason_not_settable():
+                sys.exit(f"its clock cannot be set: {why}, and needs {server_clock.REQUIREMENT}")
+            server_clock.set_clock(clock["moment_ns"], clock["runs"])
         exec(self.block, self.module.__dict__)
 
 
+@contextlib.contextmanager
+def _noticing_seeds() -> Iterator[list[bool]]:
+    """Records calls of `random.seed`: True for each that gives a seed."""
+    seeds: list[bool] = []
+    plain_seed = random.seed
+
+    def seed(*args: Any, **kwargs: Any) -> None:
+        seeds.append(bool(args or kwargs))
+        plain_seed(*args, **kwargs)
+
+    random.seed = seed
+    try:
+        yield seeds
+    finally:
+        random.seed = plain_seed
+
+
 def _locate(config: dict[str, Any]) -> tuple[str | None, str, str]:
-    """Name (None for a script), source and file of what is to be imported."""
+    """Name (None for a script), source and file of the module to import."""
     if "script" in config:
         file = os.path.abspath(config["script"])
         _find_modules_in(os.path.dirname(file))
@@ -155,18 +175,19 @@ def _locate(config: dict[str, Any]) -> tuple[str | None, str, str]:
 
 
 def _looked(config: dict[str, Any]) -> dict[str, Any]:
-    """The message `ready` of a program that only looks whether the server is there."""
+    """The message `ready` of a program that only checks that the server exists."""
+    no_clock = _load_clock().reason_not_settable()
     try:
         _locate(config)
     except NotFound as reason:
         return {"ready": "no", "why": str(reason), "missing": True}
-    except BaseException as error:  # the process's boundary: its package may raise anything, and it is there
-        return {"ready": "run", "why": str(error)}
-    return {"ready": "run"}
+    except BaseException as error:  # the process boundary: its package may raise anything, so the server exists
+        return {"ready": "run", "why": str(error), "no_clock": no_clock}
+    return {"ready": "run", "no_clock": no_clock}
 
 
 def _find_modules_in(folder: str) -> None:
-    """Put a folder where the interpreter itself would have put it."""
+    """Put a folder on the module path, where the interpreter itself would have put it."""
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
         sys.path.insert(0, folder)
 
@@ -175,8 +196,8 @@ def _main_block(source: str, file: str) -> Any:
     """Code of the module's main block.
 
     Raises:
-        CannotFork: there is none, or the module does not end with it, so that importing the module and then running
-            the block would not be the same as running the module.
+        CannotFork: there is no such block, or the module does not end with it, so that importing the module and then
+            running the block would differ from running the module.
     """
     tree = ast.parse(source, file)
     guards = [node for node in tree.body if isinstance(node, ast.If) and _is_main_test(node.test)]
@@ -192,7 +213,7 @@ def _main_block(source: str, file: str) -> Any:
 
 
 def _is_main_test(test: ast.expr) -> bool:
-    """Whether an expression is `__name__ == "__main__"`, either way round."""
+    """Whether an expression is `__name__ == "__main__"`, in either order."""
     if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
         return False
     sides = {ast.unparse(test.left), ast.unparse(test.comparators[0])}
@@ -211,6 +232,8 @@ def _import_script(file: str) -> Any:
 def _load_clock() -> Any:
     """The module beside this file, under a name that no module of a server has."""
     name = "_tbx_server_clock"
+    if name in sys.modules:
+        return sys.modules[name]
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "server_clock.py")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
@@ -220,15 +243,21 @@ def _load_clock() -> Any:
     return module
 
 
+def _preload_clock() -> None:
+    """Import what sets a clock, so that no session has to."""
+    if _load_clock().reason_not_settable() is None:
+        importlib.import_module("time_machine")
+
+
 def _forget_own_folder() -> None:
-    """Take this file's folder off the module path: a server must not find tbx's modules there."""
+    """Remove this file's folder from the module path: a server must not find tbx's modules there."""
     folder = os.path.dirname(os.path.realpath(__file__))
     if sys.path and os.path.realpath(sys.path[0]) == folder:
         del sys.path[0]
 
 
 def _run(config: dict[str, Any]) -> NoReturn:
-    """The mode `run`: one session's process, started anew."""
+    """The mode `run`: be the process of one session."""
     try:
         program = Program(config)
     except (CannotFork, CannotStart) as error:
@@ -237,17 +266,17 @@ def _run(config: dict[str, Any]) -> NoReturn:
 
 
 def _finish(run: Callable[[], None]) -> NoReturn:
-    """Run, then end as an interpreter would, without taking the imported modules apart."""
+    """Run, then end as an interpreter would, without tearing down the imported modules."""
     status = 1
     try:
         run()
         status = 0
     except SystemExit as end:
         status = _exit_status(end.code)
-    except BaseException:  # the process's boundary: what a server's program raises ends its process
+    except BaseException:  # the process boundary: any exception of a server's program ends its process
         traceback.print_exc()
     try:
-        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter's end does
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter does at its end
         import atexit
 
         atexit._run_exitfuncs()
@@ -279,11 +308,11 @@ class _Server:
         self.config = config
         self.program: Program | None = None
         self.live: set[int] = set()
-        self.descriptors: list[int] = []  # received, not yet used
+        self.descriptors: list[int] = []  # received but not yet used
         self.wake_read, self.wake_write = socket.socketpair()
         self.report_read, self.report_write = socket.socketpair(type=socket.SOCK_DGRAM)
-        self.reported: set[str] = set()  # names of modules that were imported late, each tried once
-        self.trials: dict[int, list[str]] = {}  # forks that import such modules to see whether that is harmless
+        self.reported: set[str] = set()  # names of modules that sessions imported late, each tried once
+        self.trials: dict[int, list[str]] = {}  # forks that import such modules to test whether that is harmless
 
     def serve(self) -> NoReturn:
         self._prepare()
@@ -315,7 +344,7 @@ class _Server:
                         self._obey(json.loads(line))
 
     def _prepare(self) -> None:
-        """Import the server, if there is one to import, and say how that went."""
+        """Import the server, if there is one to import, and report the result."""
         if not self.config.get("module") and not self.config.get("script"):
             self._say(ready="run")
             return
@@ -346,6 +375,8 @@ class _Server:
                 _kill_group(request["kill"])
             return
         link, errors, *self.descriptors = self.descriptors
+        if request.get("clock"):
+            _preload_clock()
         parent = os.getpid()
         try:
             pid = _fork()
@@ -360,7 +391,7 @@ class _Server:
         os.close(errors)
 
     def _become(self, request: dict[str, Any], link: int, errors: int, parent: int) -> NoReturn:
-        """In a new process: be the session's server."""
+        """In a new process: become the session's server."""
         try:
             self.selector.close()
             _enter_process(parent, link, errors, [self.control, self.wake_read, self.wake_write, self.report_read])
@@ -379,7 +410,7 @@ class _Server:
             pass
 
     def _reap(self) -> None:
-        """Collect processes that ended, and kill what is left of their groups."""
+        """Collect processes that have ended, and kill what is left of their groups."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -397,7 +428,7 @@ class _Server:
                     _kill_adopted(set(self.trials))
 
     def _try_imports(self, names: list[str]) -> None:
-        """Let a fork import what a session imported late: can this process do so, and be forked nevertheless?"""
+        """Let a fork import what a session imported late, to test whether this process could and stay forkable."""
         names = [name for name in names if name not in self.reported and name not in sys.modules]
         self.reported.update(names)
         if not names:
@@ -405,7 +436,7 @@ class _Server:
         before = _descriptors()
         try:
             pid = _fork()
-        except OSError:  # too many processes just now: sessions go on importing these themselves
+        except OSError:  # too many processes at the moment: sessions keep importing these themselves
             return
         if pid == 0:
             try:
@@ -437,12 +468,12 @@ class _Server:
         os._exit(0)
 
     def _say(self, **message: Any) -> None:
-        with contextlib.suppress(OSError):  # tbx is gone; the next read says so
+        with contextlib.suppress(OSError):  # tbx has ended; the next read detects it
             self.control.sendall(json.dumps(message).encode() + b"\n")
 
 
 def _enter_process(parent: int, link: int, errors: int, ours: list[socket.socket]) -> None:
-    """Right after the fork: a session of its own, its own descriptors, nothing of this program's."""
+    """Right after the fork: start a session, use its own descriptors, close this program's."""
     os.setsid()
     _die_with_parent()
     if os.getppid() != parent:
@@ -468,8 +499,7 @@ def _execute(command: list[str]) -> NoReturn:
 
 def _run_forked(program: Program, clock: dict[str, Any] | None, report: socket.socket) -> NoReturn:
     known = set(sys.modules)
-    sys.stdin, sys.stdout = _text_streams()
-    sys.__stdin__, sys.__stdout__ = sys.stdin, sys.stdout
+    _renew_text_streams()
     _seed_as_if_started(program)
     gc.enable()
 
@@ -477,15 +507,15 @@ def _run_forked(program: Program, clock: dict[str, Any] | None, report: socket.s
         program.run(clock)
         late = [name for name in sys.modules if name not in known and not program.is_own(name)]
         if late:
-            with contextlib.suppress(OSError):  # nobody has to learn from it
+            with contextlib.suppress(OSError):  # the report is optional
                 report.send("\n".join(late).encode())
 
     _finish(run)
 
 
 def _seed_as_if_started(program: Program) -> None:
-    """Random numbers as after a fresh start: from the system, unless the server's import asked for a seed."""
-    if program.random_state is not None:  # Python itself has seeded `random` anew in this fork
+    """Random numbers as after a fresh start: seeded by the system, unless the server's import gave a seed."""
+    if program.random_state is not None:  # Python itself has reseeded `random` in this fork
         random.setstate(program.random_state)
     if "numpy" in sys.modules:
         numpy_random = sys.modules["numpy"].random
@@ -494,15 +524,15 @@ def _seed_as_if_started(program: Program) -> None:
             numpy_random.seed()
 
 
-def _text_streams() -> tuple[io.TextIOWrapper, io.TextIOWrapper]:
-    """`sys.stdin` and `sys.stdout` as a fresh interpreter would make them for these descriptors."""
+def _renew_text_streams() -> None:
+    """Replace `sys.stdin` and `sys.stdout` by what a fresh interpreter would create for these descriptors."""
     old_in, old_out = sys.stdin, sys.stdout
     unbuffered = getattr(old_out, "write_through", False)
     stdin = open(0, encoding=old_in.encoding, errors=old_in.errors, closefd=False)  # noqa: SIM115
     stdout = open(1, "w", encoding=old_out.encoding, errors=old_out.errors, closefd=False)  # noqa: SIM115
     if unbuffered:
         stdout.reconfigure(write_through=True)
-    return stdin, stdout
+    vars(sys).update(stdin=stdin, stdout=stdout, __stdin__=stdin, __stdout__=stdout)
 
 
 # --- preloading ---------------------------------------------------------------------------------------------
@@ -512,8 +542,8 @@ def _preloaded(config: dict[str, Any], control: socket.socket) -> Program:
     """The server, imported and rehearsed, in a process that may be forked.
 
     Raises:
-        CannotFork: forking it would not be the same as starting it.
-        CannotStart: it cannot even be imported.
+        CannotFork: forking the server would differ from starting it.
+        CannotStart: the server cannot be imported.
     """
     before = _descriptors()
     gc.disable()
@@ -521,7 +551,7 @@ def _preloaded(config: dict[str, Any], control: socket.socket) -> Program:
         program = Program(config)
     except (CannotFork, CannotStart):
         raise
-    except BaseException as error:  # the process's boundary: an import may raise anything, SystemExit as well
+    except BaseException as error:  # the process boundary: an import may raise anything, even SystemExit
         lines = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip().splitlines()
         told = "\n".join(lines[-_TRACEBACK_LINES:])
         raise CannotStart(f"it raised {type(error).__name__} while it was imported:\n{told}") from error
@@ -530,10 +560,9 @@ def _preloaded(config: dict[str, Any], control: socket.socket) -> Program:
     if config.get("rehearse", True):
         _import_late_modules(_rehearsal(program, control))
         _require_silence("while it was rehearsed")
-        program.find_places()
         try:
             _require_forkable(before)
-        except CannotFork:  # one of the late imports does not survive a fork: begin again without them
+        except CannotFork:  # one of the late imports does not survive a fork: start again without them
             control.set_inheritable(True)
             again = json.dumps({**config, "rehearse": False})
             command = [__file__, "serve", str(control.fileno()), again]
@@ -550,7 +579,7 @@ def _interpreter_options() -> list[str]:
 
 
 def _require_silence(when: str) -> None:
-    """stdout belongs to the protocol: what was printed there would be the first thing that tbx reads."""
+    """Check that nothing was printed to stdout, which belongs to the protocol: tbx would read it first."""
     sys.stdout.flush()
     if not stat.S_ISREG(os.fstat(1).st_mode):
         return
@@ -576,9 +605,9 @@ def _require_forkable(before: set[int]) -> None:
 def _descriptors() -> set[int]:
     try:
         listed = [int(name) for name in os.listdir("/proc/self/fd")]
-    except OSError:  # no /proc: nothing can be said
+    except OSError:  # no /proc: unknown
         return set()
-    return {descriptor for descriptor in listed if _is_open(descriptor)}  # the one that listed the folder is not
+    return {descriptor for descriptor in listed if _is_open(descriptor)}  # without the one that listed the folder
 
 
 def _is_open(descriptor: int) -> bool:
@@ -590,7 +619,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _shared_by_fork(descriptor: int) -> str | None:
-    """What an open descriptor is, if forks must not share it; None if they may."""
+    """The kind of an open descriptor that forks must not share; None if they may."""
     target = os.readlink(f"/proc/self/fd/{descriptor}")
     with open(f"/proc/self/fdinfo/{descriptor}") as file:
         fields = dict(line.split(":", 1) for line in file if ":" in line)
@@ -606,12 +635,12 @@ def _import_late_modules(names: list[str]) -> None:
     for name in names:
         try:
             importlib.import_module(name)
-        except (Exception, SystemExit):  # it is imported by the session then, or not, as without a rehearsal
+        except (Exception, SystemExit):  # the session imports it itself, as without a rehearsal
             continue
 
 
 def _rehearsal(program: Program, control: socket.socket) -> list[str]:
-    """Names of the modules that a session imports until it has listed its tools, in order."""
+    """Names of the modules that a session imports before it has listed its tools, in order."""
     known = len(sys.modules)
     ours, theirs = socket.socketpair()
     names_read, names_write = os.pipe()
@@ -632,7 +661,7 @@ def _rehearsal(program: Program, control: socket.socket) -> list[str]:
         _ask_for_tools(ours, deadline)
         ours.shutdown(socket.SHUT_WR)
         told = _read_until(names_read, b"", deadline)
-    except (OSError, ValueError):  # it ended, hung or answered nonsense: the first real session will tell
+    except (OSError, ValueError):  # it ended, hung or sent an invalid answer: the first real session will report it
         told = b""
     finally:
         ours.close()
@@ -643,8 +672,7 @@ def _rehearsal(program: Program, control: socket.socket) -> list[str]:
 
 
 def _finish_rehearsal(program: Program, known: int, names: int) -> NoReturn:
-    sys.stdin, sys.stdout = _text_streams()
-    sys.__stdin__, sys.__stdout__ = sys.stdin, sys.stdout
+    _renew_text_streams()
 
     def run() -> None:
         try:
@@ -669,7 +697,7 @@ def _ask_for_tools(link: socket.socket, deadline: float) -> None:
 
 
 def _read_until(descriptor: int, end: bytes, deadline: float) -> bytes:
-    """What can be read until `end` closes it, or, with an empty `end`, until the other side does."""
+    """The data up to and including `end`, or, with an empty `end`, until the other side closes."""
     data = b""
     while not (end and data.endswith(end)):
         ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
@@ -688,7 +716,7 @@ def _read_until(descriptor: int, end: bytes, deadline: float) -> bytes:
 
 
 def _fork() -> int:
-    """`os.fork`, without its warning about threads: those of Python were excluded, those of libraries are theirs."""
+    """`os.fork` without its warning about threads: Python's were excluded, those of libraries are their concern."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
@@ -700,12 +728,12 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _die_with_parent() -> None:
-    """Be killed when the parent ends, whatever ended it. Elsewhere than on Linux the control socket alone tells."""
+    """Get killed when the parent ends in any way. On other systems than Linux only the control socket tells."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _kill_group(pid: int) -> None:
-    """Kill a session's process and all of its group. The process itself too, which may not lead its group yet."""
+    """Kill a session's process and its whole group. The process itself, too, since it may not lead its group yet."""
     for kill in (os.kill, os.killpg):
         try:
             kill(pid, signal.SIGKILL)
@@ -714,7 +742,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _kill_adopted(live: set[int]) -> None:
-    """Kill processes that left their group and whose parent ended: they became children of this program."""
+    """Kill processes that left their group and whose parent ended, which makes them children of this program."""
     for pid in _children() - live:
         _kill_group(pid)
 

@@ -1,9 +1,8 @@
-"""Starts the processes of one server's sessions, through a program of its own (`fork_server`) that outlives none of us.
+"""Starts the processes of one server's sessions, through a separate program (`fork_server`) that ends with this one.
 
-Everything here runs in the thread of one event loop. By `fork` the program imports the server once and forks it for
-each session; by `spawn` it runs the server's command for each. Where a server cannot be forked, it is spawned, and a
-log line says why. Both ways give a process the same things: a socket as stdin and stdout, a pipe as stderr, a process
-group of its own.
+Everything here runs in the thread of one event loop. With `fork` the program imports the server once and forks it for
+each session; with `spawn` it runs the server's command for each session. A server that cannot be forked is spawned, and
+a log line says why. Both give a process a socket as stdin and stdout, a pipe as stderr, and a process group of its own.
 """
 
 from __future__ import annotations
@@ -22,9 +21,11 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from tbx_envs.errors import ConfigError, ToolFault
+from tbx_envs.thinkingbox.servers.foreign_tools import Listing
+from tbx_envs.thinkingbox.servers.server_clock import REQUIREMENT
 from tbx_envs.thinkingbox.servers.servers_file import ProcessServer
 
 logger = logging.getLogger(__name__)
@@ -32,8 +33,8 @@ logger = logging.getLogger(__name__)
 Start = Literal["fork", "spawn"]
 PROGRAM = Path(__file__).with_name("fork_server.py")
 
-_TAIL_BYTES = 4000  # of stderr that is kept
-_END_S = 3.0  # for the program to end once its control socket has
+_TAIL_BYTES = 4000  # length of the end of stderr that is kept
+_END_S = 3.0  # for the program to end once its control socket is closed
 _PLAIN_OPTIONS = frozenset("bBdEIOPqsSuv")  # options of the interpreter that take no argument
 
 
@@ -42,8 +43,8 @@ class ClockSetting:
     """The clock of a session's processes.
 
     Attributes:
-        moment_ns: nanoseconds since 1970 (UTC).
-        runs: whether it goes on from there.
+        moment_ns: moment that it shows, in nanoseconds since 1970 (UTC).
+        runs: whether it runs from that moment; otherwise it stands still.
     """
 
     moment_ns: int
@@ -51,7 +52,7 @@ class ClockSetting:
 
 
 class ErrorTail:
-    """The end of what a process wrote to stderr: read as it comes, so that the process never waits."""
+    """The end of what a process wrote to stderr, read as it arrives, so that the process never blocks."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
@@ -73,7 +74,7 @@ class ErrorTail:
             self._descriptor = -1
 
     def forget(self) -> None:
-        """Let go of the descriptor in a forked child, without touching the loop."""
+        """Close the descriptor in a forked child, without touching the loop."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -95,10 +96,11 @@ class ServerProcess:
     """A process that serves one session.
 
     Attributes:
-        pid: also of its process group.
+        pid: id of the process and of its process group.
         link: our end of its stdin and stdout.
-        errors: the end of its stderr.
-        ended: its wait status, once it is gone; None if its launcher went first.
+        errors: end of its stderr.
+        ended: wait status, once it has ended; None if its launcher ended first.
+        launcher: launcher that started it.
     """
 
     pid: int
@@ -108,11 +110,11 @@ class ServerProcess:
     launcher: Launcher
 
     def kill(self) -> None:
-        """Kill it and its process group; `ended` says when it is gone."""
+        """Kill it and its process group; `ended` is set once it has ended."""
         self.launcher.kill(self.pid)
 
     def forget(self) -> None:
-        """Let go of the descriptors in a forked child."""
+        """Close the descriptors in a forked child."""
         if self.link.fileno() >= 0:
             os.close(self.link.detach())
         self.errors.forget()
@@ -132,15 +134,15 @@ class Launcher:
     """The processes of one server.
 
     Attributes:
-        server: whose processes.
-        how: how they are started; `fork` turns into `spawn` where the server cannot be forked.
-        listings: what the server lists, by clock: forks of one image list the same, so they are asked once.
+        server: the server.
+        how: how processes are started; `fork` changes to `spawn` when the server cannot be forked.
+        listings: clock -> listing of the server's tools; forks of one image list the same tools, so one is asked.
     """
 
     def __init__(self, server: ProcessServer, how: Start) -> None:
         self.server = server
         self.how: Start = how
-        self.listings: dict[ClockSetting | None, Any] = {}
+        self.listings: dict[ClockSetting | None, Listing] = {}
         self._loop = asyncio.get_running_loop()
         self._program: _Program | None = None
         self._starting: asyncio.Task[_Program] | None = None
@@ -149,22 +151,22 @@ class Launcher:
         """A new process of the server.
 
         Raises:
-            ToolFault: the server cannot be imported, or no process could be made.
-            ConfigError: its command cannot be run, or its module is not there.
+            ToolFault: the server cannot be imported, or no process could be created.
+            ConfigError: its command cannot be run, or its module does not exist.
         """
         program = await self._running_program()
         if self.how == "fork":
             return await program.start(self, {"clock": None if clock is None else dataclasses.asdict(clock)})
         return await program.start(self, {"command": _spawn_command(self.server, clock)})
 
-    async def reason_in_vain(self) -> ConfigError | None:
-        """Why a process that ended before it said anything can never be started: the server is not there.
+    async def permanent_error(self, clock: ClockSetting | None) -> ConfigError | None:
+        """Why a process that ended before it wrote anything can never start: no such server, or no settable clock.
 
-        Asked after the fact and of the same interpreter, since what an interpreter says of it on stderr is no
-        protocol. None where there is no such reason, and where the import has looked already.
+        The server's own interpreter is asked, since its message on stderr is not a protocol. None when there is no such
+        reason, and for a forked server without a clock, where the import has checked already.
         """
         python = python_program(self.server)
-        if python is None or self.how == "fork":
+        if python is None or (self.how == "fork" and clock is None):
             return None
         try:
             program = _Program(self.server, [python.interpreter, *python.options], {**python.config, "look": True})
@@ -176,14 +178,16 @@ class Launcher:
             return None
         finally:
             await program.close()
-        return _not_found(self.server, python, ready["why"]) if ready.get("missing") else None
+        if ready.get("missing"):
+            return _not_found(self.server, python, ready["why"])
+        return _no_clock(self.server, python, ready["no_clock"]) if clock is not None and ready["no_clock"] else None
 
     def kill(self, pid: int) -> None:
         if self._program is not None:
             self._program.kill(pid)
 
     async def close(self) -> None:
-        """End the program and with it all processes."""
+        """End the program and all its processes."""
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.gather(self._starting, return_exceptions=True)
@@ -191,12 +195,12 @@ class Launcher:
             await self._program.close()
 
     def forget(self) -> None:
-        """Let go of all descriptors in a forked child."""
+        """Close all descriptors in a forked child."""
         if self._program is not None:
             self._program.forget()
 
     async def _running_program(self) -> _Program:
-        """The program; started by the first who asks, and again when it has died."""
+        """The program, started by the first call, and again when it has ended."""
         if self._program is not None and self._program.gone:
             await self._program.close()
             self._program = None
@@ -216,7 +220,7 @@ class Launcher:
     async def _start_program(self) -> _Program:
         python = python_program(self.server) if self.how == "fork" else None
         if self.how == "fork" and python is None:
-            self._fall_back("its command is no Python module or script")
+            self._fall_back("its command is not a Python module or script")
         if self.how == "fork":
             assert python is not None
             program = _Program(self.server, [python.interpreter, *python.options], python.config)
@@ -240,7 +244,7 @@ class Launcher:
         return program
 
     def _fall_back(self, why: str) -> None:
-        logger.warning("server '%s' is started anew for each session, not forked: %s", self.server.name, why)
+        logger.warning("server '%s' is spawned for each session, not forked: %s", self.server.name, why)
         self.how = "spawn"
 
 
@@ -249,7 +253,7 @@ class _Program:
 
     Attributes:
         ready: its first message.
-        gone: its control socket has ended.
+        gone: True once its control socket is closed.
     """
 
     def __init__(self, server: ProcessServer, interpreter: list[str], config: Mapping[str, Any]) -> None:
@@ -311,7 +315,7 @@ class _Program:
             os.close(errors_read)
             raise
         finally:
-            self._asked.pop(number, None)  # a process that is started all the same is killed when it is reported
+            self._asked.pop(number, None)  # a process that starts nevertheless is killed when it is reported
             theirs.close()
             os.close(errors_write)
         ours.setblocking(False)
@@ -322,12 +326,12 @@ class _Program:
             return
         try:
             self._control.send(json.dumps({"kill": pid}).encode() + b"\n")
-        except OSError:  # the program is gone or too busy to listen; `pid` is not reaped, or was a moment ago
+        except OSError:  # the program has ended or is too busy; `pid` has not been reaped, or only a moment ago
             _kill_group(pid)
 
     async def close(self) -> None:
-        """End the program; all its processes are gone afterwards."""
-        if not self._listens or self.gone:  # it may be inside an import
+        """End the program; all its processes have ended afterwards."""
+        if not self._listens or self.gone:  # it may be in the middle of an import
             self._process.kill()
         self._lose("it was closed")
         deadline = self._loop.time() + _END_S
@@ -341,7 +345,7 @@ class _Program:
         if self._control.fileno() >= 0:
             os.close(self._control.detach())
         self._errors.forget()
-        self._process.returncode = 0  # it is the parent's to wait for
+        self._process.returncode = 0  # the parent waits for it
 
     async def _send(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
         data = json.dumps(message).encode() + b"\n"
@@ -377,21 +381,21 @@ class _Program:
         elif "started" in message:
             ended = self._live[message["pid"]] = self._loop.create_future()
             answer = self._asked.get(message["started"])
-            if answer is None or answer.done():  # nobody waits for it any more
+            if answer is None or answer.done():  # no one waits for it any more
                 self.kill(message["pid"])
             else:
-                answer.set_result((message["pid"], ended))  # it may have ended before who asked looks at it
+                answer.set_result((message["pid"], ended))  # it may end before the caller looks at it
         elif "failed" in message:
             answer = self._asked.get(message["failed"])
             if answer is not None and not answer.done():
                 answer.set_exception(self._fault(message["why"]))
-        elif "ended" in message:
-            ended = self._live.pop(message["ended"], None)
-            if ended is not None and not ended.done():
+        elif message.get("ended") in self._live:
+            ended = self._live.pop(message["ended"])
+            if not ended.done():
                 ended.set_result(message["status"])
 
     def _lose(self, why: str) -> None:
-        """The control socket has ended: so has, or will at once, everything that was started through it."""
+        """The control socket is closed: every process started through it has ended, or ends at once."""
         if self.gone:
             return
         self.gone = True
@@ -402,10 +406,11 @@ class _Program:
             if not ended.done():
                 ended.set_result(None)
         self._live.clear()
-        for waiting in (self.ready, *self._asked.values()):
-            if not waiting.done():
-                waiting.set_exception(self._fault(why))
-                waiting.exception()  # it is no error that nobody waits for it
+        waiting: list[asyncio.Future[Any]] = [self.ready, *self._asked.values()]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(self._fault(why))
+                future.exception()  # marks it as retrieved: it is fine if no one waits for it
 
     def _fault(self, why: str) -> ToolFault:
         tail = self._errors.text
@@ -420,9 +425,9 @@ class PythonProgram:
     """A command that runs a Python module or script.
 
     Attributes:
-        interpreter: that runs it.
-        options: of the interpreter.
-        config: what `fork_server` needs to run it: `module` or `script`, and `args`.
+        interpreter: path or name of the interpreter.
+        options: options of the interpreter.
+        config: configuration for `fork_server`: `module` or `script`, and `args`.
     """
 
     interpreter: str
@@ -457,7 +462,7 @@ def python_program(server: ProcessServer) -> PythonProgram | None:
 
 
 def _not_found(server: ProcessServer, python: PythonProgram, why: str) -> ConfigError:
-    """The error of a server that its interpreter does not find; trying again is in vain."""
+    """The error of a server that its interpreter does not find, which retrying cannot fix."""
     if "script" in python.config:
         what, remedy = "its script", "Correct its command or cwd in servers.yaml."
     elif python.interpreter != server.python:
@@ -474,21 +479,29 @@ def _not_found(server: ProcessServer, python: PythonProgram, why: str) -> Config
     )
 
 
+def _no_clock(server: ProcessServer, python: PythonProgram, why: str) -> ConfigError:
+    """The error of an interpreter that cannot set its clock."""
+    return ConfigError(
+        f"the clock of server '{server.name}' cannot be set by {python.interpreter}: {why}. Run "
+        f"{python.interpreter} -m pip install '{REQUIREMENT}', or give its tasks no clock."
+    )
+
+
 def _spawn_command(server: ProcessServer, clock: ClockSetting | None) -> list[str]:
     if clock is None:
         return server.command_line()
     program = python_program(server)
     if program is None:
         raise ConfigError(
-            f"the clock of server '{server.name}' cannot be set: its command is no Python module or script. Give its "
-            f"tasks no clock, or start it with {{python}} -m."
+            f"the clock of server '{server.name}' cannot be set: its command is not a Python module or script. Give "
+            f"its tasks no clock, or start it with {{python}} -m."
         )
     config = {**program.config, "clock": dataclasses.asdict(clock)}
     return [program.interpreter, *program.options, str(PROGRAM), "run", json.dumps(config)]
 
 
-def _printed_file() -> Any:
-    """Where the program's stdout goes: nobody reads it but the program itself, after the import."""
+def _printed_file() -> IO[bytes]:
+    """A file for the program's stdout, which only the program itself reads, after the import."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("tbx-stdout"), "wb")
     return tempfile.TemporaryFile()

@@ -1,8 +1,8 @@
-"""One server of one session: started or reached, greeted, asked, ended. All of it runs in the thread of one event loop.
+"""One server of one session: started or connected to, initialised, called, ended.
 
-MCP is spoken by the library's `ClientSession`. An owner task enters and leaves it, since its scopes must be left by the
-task that entered them. Whatever breaks the conversation is kept as `fault`; from then on every request raises it, and
-nothing is sent any more.
+All of it runs in the thread of one event loop. The library's `ClientSession` implements MCP. An owner task enters and
+exits it, since its scopes must be exited by the task that entered them. The first error of the connection is kept as
+`fault`; from then on every request raises it, and nothing is sent any more.
 """
 
 from __future__ import annotations
@@ -25,19 +25,24 @@ from tbx_envs.thinkingbox.servers.wire import Wire
 from tbx_envs.version import __version__
 
 _CLIENT = types.Implementation(name="tbx", version=__version__)
-_MAX_PAGES = 100  # of a list of tools
-_GRACE_S = 2.0  # for a process to end by itself once its stdin has
-_END_S = 1.0  # for the status of a process whose stdout has ended
-_REMOTE_SILENCE_S = 300.0  # on a stream of server-sent events, as the original
+_MAX_PAGES = 100  # pages of a list of tools
+_GRACE_S = 2.0  # for a process to end by itself once its stdin is closed
+_END_S = 1.0  # for the status of a process that has closed its stdout
+_REMOTE_SILENCE_S = 300.0  # on a stream of server-sent events, as in the original
 
 
 class ServerLink:
     """One server of one session.
 
+    Args:
+        name: server name.
+        how: launcher of its process, or address of a remote server.
+        clock: clock of its process; None for the real clock.
+
     Attributes:
-        name: of the server.
-        fault: why the conversation is over; None while it goes on.
-        listing: its tools, once it is open.
+        name: server name.
+        fault: error that ended the connection; None while it is open.
+        listing: tools of the server, once it is open.
     """
 
     def __init__(self, name: str, how: Launcher | RemoteServer, clock: ClockSetting | None) -> None:
@@ -55,13 +60,13 @@ class ServerLink:
         self._doing = "being started"
 
     async def open(self, deadline: float) -> None:
-        """Start or reach the server, greet it, list its tools.
+        """Start or reach the server, initialise the connection, list its tools.
 
         Args:
-            deadline: on the clock of the loop.
+            deadline: time limit, on the clock of the loop.
 
         Raises:
-            ToolFault: it does not start, breaks the protocol, or is not ready by then.
+            ToolFault: it does not start, breaks the protocol, or is not ready by the deadline.
             ConfigError: it cannot be started or reached as configured.
         """
         self._owner = self._loop.create_task(self._own())
@@ -72,15 +77,15 @@ class ServerLink:
             raise await self._failed("did not answer in time") from None
 
     async def ask(self, tool: str, arguments: Mapping[str, Any], *, limit_s: float) -> types.CallToolResult:
-        """The result of one call of a tool; it is sent once.
+        """The result of one call of a tool, which is sent once.
 
         Raises:
-            ToolFault: the server ended, broke the protocol, said that it failed, or did not answer in time.
-            MCPError: it said that the parameters are invalid.
+            ToolFault: the server ended, broke the protocol, reported a failure, or did not answer in time.
+            MCPError: the server reported invalid parameters.
         """
         if self.fault is not None:
             raise ToolFault(str(self.fault))
-        assert self._session is not None, "a link is asked when it is open"
+        assert self._session is not None, "a link must be open before it is called"
         self._doing = f"in a call of '{tool}'"
         params = types.CallToolRequestParams(name=tool, arguments=dict(arguments))
         try:
@@ -100,14 +105,14 @@ class ServerLink:
         if self._process is not None:
             self._process.kill()
         self._leave.set()
-        if self._owner is not None and not self._opened.done():  # it waits for something else than to leave
+        if self._owner is not None and not self._opened.done():  # it is not waiting for `_leave` yet
             self._owner.cancel()
 
     async def finish(self, *, politely: bool) -> None:
-        """End it, and wait until nothing of it is left. Never raises.
+        """End it, and wait until its process and connection are gone. Never raises.
 
         Args:
-            politely: let the process end by itself, for a little while.
+            politely: whether to wait a little for the process to end by itself.
         """
         process = self._process
         if process is not None and politely and self._wire is not None and self.fault is None:
@@ -115,7 +120,7 @@ class ServerLink:
             await asyncio.wait([process.ended], timeout=_GRACE_S)
         self.discard()
         if self._owner is not None:
-            _, late = await asyncio.wait([self._owner], timeout=_GRACE_S)  # a remote server is told that we leave
+            _, late = await asyncio.wait([self._owner], timeout=_GRACE_S)  # with a goodbye to a remote server
             for owner in late:
                 owner.cancel()
                 await asyncio.wait([owner], timeout=_GRACE_S)
@@ -124,14 +129,14 @@ class ServerLink:
             process.errors.close()
 
     def forget(self) -> None:
-        """Let go of all descriptors in a forked child."""
+        """Close all descriptors in a forked child."""
         if self._process is not None:
             self._process.forget()
 
     # --- the owner task -------------------------------------------------------------------------------------
 
     async def _own(self) -> None:
-        """Hold the conversation open until it is to be left."""
+        """Keep the connection open until `_leave` is set."""
         try:
             async with self._streams() as (reader, writer):
                 session = ClientSession(reader, writer, message_handler=self._notice, client_info=_CLIENT)
@@ -140,31 +145,31 @@ class ServerLink:
                     await self._greet(session)
                     self._opened.set_result(None)
                     await self._leave.wait()
-        except Exception as error:  # the process's boundary: whatever a server or its transport does
+        except Exception as error:  # the process boundary: a server or its transport may raise anything
             await self._explain(error)
         finally:
             if self._wire is not None:
                 self._wire.close()
-            self._refuse(self.fault or ToolFault(f"server '{self.name}' was closed."))
+            self._fail_opening(self.fault or ToolFault(f"server '{self.name}' was closed."))
 
     async def _explain(self, error: BaseException) -> None:
-        """Keep as fault what ended the conversation."""
+        """Keep the error that ended the connection as the fault."""
         cause = _innermost(error)
         if isinstance(cause, ToolFault | ConfigError) and not self._opened.done():
-            self._refuse(cause)
+            self._fail_opening(cause)
             return
         if self.fault is None:
             await self._failed(f"failed: {type(cause).__name__}: {cause}")
         if self._wire is not None and isinstance(self._how, Launcher) and not self._opened.done():
-            reason = await self._how.reason_in_vain()
-            if reason is not None:
-                self._refuse(reason)
+            permanent = await self._how.permanent_error(self._clock)
+            if permanent is not None:
+                self._fail_opening(permanent)
 
-    def _refuse(self, error: TbxError) -> None:
-        """Say to whoever opens it why it cannot be."""
+    def _fail_opening(self, error: TbxError) -> None:
+        """Make `open` raise, if it is still waiting."""
         if not self._opened.done():
             self._opened.set_exception(error)
-            self._opened.exception()  # it is no error that nobody waits for it any more
+            self._opened.exception()  # marks it as retrieved: it is fine if no one waits for it any more
 
     @contextlib.asynccontextmanager
     async def _streams(self) -> AsyncIterator[tuple[Any, Any]]:
@@ -191,7 +196,7 @@ class ServerLink:
             known[self._clock] = self.listing
 
     async def _notice(self, message: Any) -> None:
-        """What the library hands on beside answers; an exception is one of the transport."""
+        """Handle what the library passes on besides answers; an exception is an error of the transport."""
         if isinstance(message, Exception) and self.fault is None:
             await self._failed(f"broke its connection: {message}")
             self.discard()
@@ -202,7 +207,7 @@ class ServerLink:
         return self._wire is not None and self._wire.broken is not None
 
     async def _failed(self, what: str) -> ToolFault:
-        """The fault, kept: what the wire saw, else `what`; how the process ended; the end of its stderr."""
+        """Keep and return the fault: the wire's reason, else `what`; how the process ended; the end of its stderr."""
         if self.fault is not None:
             return ToolFault(str(self.fault))
         process = self._process
@@ -259,7 +264,7 @@ async def _remote_streams(server: RemoteServer) -> AsyncIterator[tuple[Any, Any]
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """The first exception inside of groups, which the library's task groups make."""
+    """The first exception inside of groups, which the library's task groups raise."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,14 +1,14 @@
-"""Sessions of other people's MCP servers, many at the same time, from any thread.
+"""Sessions of external MCP servers, many at the same time, from any thread.
 
     with ServerPool(load_servers("servers.yaml", python=sys.executable)) as pool:
         session = pool.open({"bikes": {"data_patch": {}}}, servers=["bikes"])
         session.call("find_customer", {"email": "ada@example.org"})
 
-One thread with one event loop speaks to all servers; calls hand over to it and wait. What is guaranteed: every method
-answers or raises within its time limit; nothing is sent twice; no tool whose name is reserved can be reached by `call`;
-after `close` no process, thread or descriptor is left, and after a death of this process, however sudden, no process.
+One thread with one event loop talks to all servers; calls are submitted to it and wait. Guarantees: every method
+returns or raises within its time limit; nothing is sent twice; `call` cannot reach a tool with a reserved name; after
+`close` no process, thread or descriptor is left; and when this process dies in any way, its servers' processes end.
 
-A pool belongs to the process that made it. A forked child must make its own.
+A pool belongs to the process that created it. A forked child must create its own.
 """
 
 from __future__ import annotations
@@ -50,29 +50,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_TEARDOWN_S = 10.0  # at most; an episode's outcome is known by then
-_SLACK_S = 15.0  # beyond every other limit: then the pool's own thread is in trouble
+_TEARDOWN_S = 10.0  # maximum; the episode's outcome is known by then
+_SLACK_S = 15.0  # beyond all other limits, after which the pool's own thread must be stuck
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class _ServiceGone(ToolFault):
-    """The search service that a session was opened with is no more, and what its servers kept there is lost."""
+    """The search service that a session was opened with has ended, and what its servers stored there is lost."""
 
 
 class ServerPool:
     """Opens sessions of servers.
 
     Args:
-        servers: by name, from `load_servers`.
-        start: `fork` imports a Python server once and forks it for each session; `spawn` starts it anew.
-        call_timeout_s: how long one call may take.
-        start_timeout_s: how long starting and initialising all servers of a session may take, and reading effects.
-        knowledge: give the servers the search service they expect, unless there is one.
-        knowledge_port: where they expect it, on 127.0.0.1.
-        always_first_part: of a result keep the first part only, as the original does (`result_text`).
+        servers: name -> server, from `load_servers`.
+        start: `fork` imports a Python server once and forks it for each session; `spawn` runs it for each session.
+        call_timeout_s: time limit of one call.
+        start_timeout_s: time limit for starting and initialising all servers of a session, and for reading effects.
+        knowledge: whether to start the search service that servers expect, unless one is running.
+        knowledge_port: port on 127.0.0.1 where they expect it.
+        always_first_part: whether to keep only the first part of a result, as the original does (`result_text`).
 
     Raises:
-        ConfigError: there is no such way to start servers.
+        ConfigError: `start` is unknown.
     """
 
     def __init__(
@@ -109,15 +109,15 @@ class ServerPool:
         """Start servers for one episode and initialise them.
 
         Args:
-            configs: server -> what its `__reserved__init` is given; {} for a server that is not there.
-            servers: which, in registration order.
-            clock: the moment that the servers' clocks show; without a time zone it is UTC. None: the real time.
-            clock_runs: the clock goes on from there.
-            session_id: told to servers that ask for one; None: a new one.
+            configs: server -> configuration for its `__reserved__init`; {} for a server that is missing.
+            servers: names of the servers to start, in registration order.
+            clock: moment of the servers' clocks, in UTC if it has no time zone; None for the real time.
+            clock_runs: whether the clock runs from that moment; otherwise it stands still.
+            session_id: id for servers that ask for one; None takes a new one.
 
         Raises:
-            ToolFault: a server did not start, was not initialised, or not in time. Nothing is left of the session.
-            ConfigError: a server is not in the file, or cannot be started as configured; trying again is in vain.
+            ToolFault: a server was not started and initialised in time. Nothing is left of the session.
+            ConfigError: a server is not in the file, or cannot be started as configured; retrying does not help.
         """
         require_servers(self.servers, servers)
         setting = None if clock is None else ClockSetting(_nanoseconds(clock), clock_runs)
@@ -140,11 +140,11 @@ class ServerPool:
 
         try:
             return opened()
-        except _ServiceGone:  # in the moment of opening; nobody has called anything yet
+        except _ServiceGone:  # it ended while the session was opened; nothing has been called yet
             return opened()
 
     def close(self) -> None:
-        """End all sessions, without teardown, and everything else that the pool has started."""
+        """End all sessions without teardown, and everything else that the pool has started."""
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -160,8 +160,8 @@ class PoolSession:
     """One episode's servers (`tbx_envs.tools.session.ServerSession`).
 
     Attributes:
-        session_id: told to servers whose reserved tools ask for one.
-        tools, init_result: see `ServerSession`.
+        session_id: id for servers whose reserved tools ask for one.
+        tools, init_result: as in `ServerSession`.
     """
 
     def __init__(self, pool: ServerPool, session_id: str, service: SearchService | None) -> None:
@@ -175,13 +175,15 @@ class PoolSession:
         self._owners: dict[str, str] = {}  # tool -> its server
         self._over = False
         self._finalizer = weakref.finalize(self, _discard, self._engine, self._links)
-        self._finalizer.atexit = False  # the pool's end is theirs
+        self._finalizer.atexit = False  # the pool ends its sessions
 
     def call(self, name: Any, arguments: Mapping[str, Any], *, timeout_s: float | None = None) -> Answer:
         """See `ServerSession.call`.
 
         Args:
-            timeout_s: how long it may take; None: as long as the pool says.
+            name: tool name.
+            arguments: arguments of the call.
+            timeout_s: time limit; None takes the pool's.
         """
         if (problem := transport_problem(name, arguments)) is not None:
             return Answer(problem, "invalid")
@@ -194,12 +196,12 @@ class PoolSession:
         except MCPError as error:
             return Answer(f"Error: {error}", "invalid")
         text = result_text(result, first_part_only=self._pool.always_first_part)
-        if result.is_error or '"error"' in text:  # it may be that of a search that found no service
+        if result.is_error or '"error"' in text:  # the tool may have failed to reach the search service
             self._require_service()
         return Answer(text, "rejected" if result.is_error else "ok")
 
     def call_reserved(self, server: str, name: str, arguments: Mapping[str, Any]) -> Any:
-        """See `ServerSession.call_reserved`; a text that is no JSON is given as it is."""
+        """See `ServerSession.call_reserved`; a text that is not JSON is returned as it is."""
         link = self._links.get(server)
         if link is None or name not in link.listing.names:
             known = sorted(link.listing.names) if link is not None else list(self._links)
@@ -232,11 +234,11 @@ class PoolSession:
                 effects[link.name] = effects_object(result)
             except ValueError as problem:
                 raise CheckFault(f"server '{link.name}': '{EFFECTS}' answered {problem}") from None
-        self._require_service()  # now, not before: it was there at the last call if it is there now
+        self._require_service()  # after the calls: if it is still there, it was there at the last call
         return effects
 
     def close(self) -> None:
-        """See `ServerSession.close`. The processes end by themselves, or are ended, a moment later."""
+        """See `ServerSession.close`. The processes end, or are ended, shortly afterwards."""
         if self._over or not self._engine.is_ours:
             return
         limit_s = min(_TEARDOWN_S, self._pool.call_timeout_s)
@@ -253,11 +255,13 @@ class PoolSession:
     # --- inside -----------------------------------------------------------------------------------------------
 
     def _require_service(self, cause: ToolFault | None = None) -> None:
-        """Without the search service that it was opened with, what this session's tools say is our failure: a
-        refused connection, or a policy that is not found, told as an ordinary answer.
+        """Check that the search service that the session was opened with is still there.
+
+        Without it, tools report a refused connection or rules that were not found as ordinary answers, and that would
+        be our failure.
 
         Raises:
-            ToolFault: it has gone; so has the session.
+            ToolFault: the service has ended; the session is ended, too.
         """
         if self._service is None or self._service.answers():
             return
@@ -269,14 +273,14 @@ class PoolSession:
         ) from cause
 
     def _run(self, make: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T:
-        """What comes of a coroutine in the pool's thread; a fault ends the session, which is of no more use."""
+        """The result of a coroutine in the pool's thread; a fault ends the session."""
         if self._over:
             raise ToolFault("this session is over: it was closed, or a fault ended it.")
         try:
             return self._engine.run(make, limit_s)
         except MCPError:
             raise
-        except BaseException:  # a fault, or an interrupt from the keyboard: what the call did is unknown
+        except BaseException:  # a fault, or a keyboard interrupt: the effect of the call is unknown
             self.discard()
             raise
 
@@ -290,7 +294,7 @@ class PoolSession:
         return [link for link in self._links.values() if tool in link.listing.names]
 
     async def _ask_reserved(self, link: ServerLink, tool: str, arguments: Mapping[str, Any], limit_s: float) -> Any:
-        """Like any tool, with the session's id where its schema asks for it."""
+        """The result of a reserved tool, given the session's id if its schema has one."""
         if tool in link.listing.wants_session and tool.startswith(RESERVED):
             arguments = {"session_id": self.session_id, **arguments}
         return await link.ask(tool, arguments, limit_s=limit_s)
@@ -336,8 +340,10 @@ class PoolSession:
 
 
 class _Engine:
-    """The pool's thread, its event loop, and what lives in it. Knows neither pool nor sessions, so both can be
-    forgotten."""
+    """The pool's thread, its event loop, and what runs in it.
+
+    It has no reference to the pool or to sessions, so that both can be garbage-collected.
+    """
 
     def __init__(self, how: Start) -> None:
         self._how = how
@@ -355,13 +361,13 @@ class _Engine:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process made it, and it is open."""
+        """True if this process created it, and it is open."""
         return not self._closed and self._pid == os.getpid()
 
     def run(self, make: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T:
-        """What comes of a coroutine in the engine's thread, which is started when first needed."""
+        """The result of a coroutine in the engine's thread, which is started when first needed."""
         if self._pid != os.getpid():
-            raise ToolFault("a pool belongs to the process that made it. Make one after the fork.")
+            raise ToolFault("a pool belongs to the process that created it. Create one after the fork.")
         with self._lock:
             if self._closed:
                 raise ToolFault("the pool is closed.")
@@ -381,7 +387,7 @@ class _Engine:
             raise
 
     def link(self, name: str, spec: ServerSpec, clock: ClockSetting | None) -> ServerLink:
-        """A link that the engine will end, at the latest when it closes."""
+        """A new link, which the engine ends at the latest when it closes."""
         if isinstance(spec, RemoteServer):
             link = ServerLink(name, spec, clock)
         else:
@@ -392,15 +398,17 @@ class _Engine:
         return link
 
     def finish(self, links: Iterable[ServerLink], *, politely: bool) -> None:
-        """End links, without waiting for it."""
+        """End links without waiting for their end."""
         with self._lock:
             if self._loop is not None and not self._closed and self._pid == os.getpid():
                 self._loop.call_soon_threadsafe(self._finish_soon, list(links), politely)
 
     def search_service(self, port: int) -> SearchService | None:
-        """A search service that answers, for a session to be opened: started with the first one, kept until the pool
-        closes, and sought anew when somebody else's, which was used instead, has gone. None when the engine is not
-        ours."""
+        """A search service that answers, for a new session; None when the engine is not ours.
+
+        It is started for the first session and kept until the pool closes. When a foreign service was used instead
+        and has ended, another is found or started.
+        """
         from tbx_envs.thinkingbox.search.search_service import ensure_search_service
 
         with self._service_lock:
@@ -413,7 +421,7 @@ class _Engine:
             return self._search_service
 
     def close(self) -> None:
-        """End everything. In a forked child nothing is done: it is all the parent's."""
+        """End everything. Does nothing in a forked child, since all of it belongs to the parent."""
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -430,7 +438,7 @@ class _Engine:
                 self._search_service.close()
 
     def forget(self) -> None:
-        """In a forked child: let go of what is the parent's, so that its servers see when it goes."""
+        """In a forked child: close the parent's descriptors, so that its servers notice when the parent ends."""
         self._lock, self._service_lock = threading.RLock(), threading.RLock()
         for link in self._links:
             link.forget()

@@ -1,4 +1,4 @@
-"""`servers.yaml`: which MCP servers there are and how each is reached. The format is ThinkingBox's, read as it stands.
+"""`servers.yaml`: the MCP servers of a dataset and how each is reached, in the format of ThinkingBox.
 
     servers:
       bikes:
@@ -9,8 +9,8 @@
         type: mcp-remote
         endpoint: https://example.org/mcp
 
-Nothing is started or looked up here. A part of a command may name an environment variable, `{env[NAME]}`; one that is
-not set is an error only when its server is started, so that a file serves people who use some of its servers.
+Nothing is started or looked up here. A part of a command may name an environment variable, `{env[NAME]}`; a variable
+that is not set is an error only when its server is started, so that a file can be used for some of its servers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, Literal, cast
 from tbx_envs.errors import ConfigError, did_you_mean
 
 Transport = Literal["sse", "streamable-http"]
-DEFAULT_REMOTE_TIMEOUT_S = 60.0  # as the original
+DEFAULT_REMOTE_TIMEOUT_S = 60.0  # as in the original
 
 _PROCESS_KEYS = ("type", "name", "command", "env", "cwd", "transport")
 _REMOTE_KEYS = ("type", "name", "endpoint", "headers", "timeout", "transport", "credential")
@@ -37,12 +37,12 @@ class ProcessServer:
     """A server that is a program speaking MCP on its stdin and stdout.
 
     Attributes:
-        name: in the file.
-        command: as written, placeholders and all; `command_line` fills them.
-        env: added to the environment it inherits.
-        cwd: where it runs, absolute; None: where we do.
-        python: what `{python}` stands for.
-        environ: the environment it inherits, and what `{env[NAME]}` reads.
+        name: name in the file.
+        command: command as written, with placeholders that `command_line` fills.
+        env: variables added to the inherited environment.
+        cwd: working folder, absolute; None: that of this process.
+        python: interpreter for `{python}`.
+        environ: inherited environment, which `{env[NAME]}` also reads.
     """
 
     name: str
@@ -77,12 +77,12 @@ class RemoteServer:
     """A server that is reached over HTTP.
 
     Attributes:
-        name: in the file.
-        endpoint: its address.
-        headers: sent with every request. They may hold secrets, so they are in no message.
-        timeout_s: how long one HTTP exchange may take.
-        transport: how MCP is spoken.
-        credential: the file's way to get a token, if it names one; none is supported, opening says so.
+        name: name in the file.
+        endpoint: address of the server.
+        headers: headers of every request. They may hold secrets, so no message contains them.
+        timeout_s: time limit of one HTTP exchange.
+        transport: transport of MCP.
+        credential: the file's configuration for getting a token, or None. Not supported: opening the server raises.
     """
 
     name: str
@@ -102,12 +102,12 @@ def load_servers(
     """The servers of a file, in its order.
 
     Args:
-        path: of the file. A relative `cwd` in it counts from the folder of the file.
-        python: the interpreter that `{python}` stands for.
-        environ: the environment that processes inherit.
+        path: path of the file. A relative `cwd` in it is relative to the file's folder.
+        python: interpreter for `{python}`.
+        environ: environment that processes inherit.
 
     Raises:
-        ConfigError: with everything that is wrong in the file.
+        ConfigError: the file has errors; the message lists all of them.
     """
     path = Path(path)
     problems: list[str] = []
@@ -123,17 +123,17 @@ def load_servers(
 
 
 def require_servers(servers: Mapping[str, ServerSpec], names: Iterable[str]) -> None:
-    """Check that all names are there.
+    """Check that all names are in the file.
 
     Raises:
-        ConfigError: naming those that are not.
+        ConfigError: some are not; the message lists them.
     """
     if missing := [name for name in dict.fromkeys(names) if name not in servers]:
         hints = "".join(did_you_mean(name, servers) for name in missing)
         raise ConfigError(
             f"servers.yaml has no server {', '.join(map(repr, missing))}.{hints} It has: "
-            f"{', '.join(servers) or 'none'}. tbx brings no servers of its own, whatever `use_internal_servers` says: "
-            f"give the server an entry with its command."
+            f"{', '.join(servers) or 'none'}. tbx has no internal servers, regardless of `use_internal_servers`: give "
+            f"the server an entry with its command."
         )
 
 
@@ -154,7 +154,7 @@ def _parsed(path: Path) -> Any:
 
 
 def _entries(content: Any, problems: list[str]) -> Mapping[str, Any]:
-    """The part `servers` of the file."""
+    """The section `servers` of the file."""
     if content is None:
         content = {}
     if not isinstance(content, Mapping):
@@ -215,7 +215,7 @@ def _remote(name: str, reader: _Reader) -> RemoteServer | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads the keys of one entry; what is wrong goes to `problems`, and a value that fits comes back."""
+    """Reads the keys of one entry; errors are added to `problems`, and valid values are returned."""
 
     who: str
     entry: Mapping[str, Any]
@@ -271,7 +271,7 @@ class _Reader:
 
 
 def _placeholder_problem(part: str) -> str | None:
-    """Why a part of a command cannot be filled, whatever the environment holds."""
+    """Why a part of a command cannot be filled in any environment, or None."""
     try:
         fields = [field for _, field, _, _ in string.Formatter().parse(part) if field is not None]
     except ValueError as error:
@@ -289,7 +289,7 @@ def _variables(part: str) -> list[str]:
 
 
 def _note_misspelt(who: str, entry: Mapping[str, Any], known: tuple[str, ...], problems: list[str]) -> None:
-    """Unknown keys are ignored, as the original does, unless one looks like a known key that is misspelt."""
+    """Unknown keys are ignored, as in the original, unless one looks like a misspelt known key."""
     for key in entry:
         if key not in known and (hint := did_you_mean(str(key), [name for name in known if name not in entry])):
             problems.append(f"{who}: unknown key '{key}'.{hint}")

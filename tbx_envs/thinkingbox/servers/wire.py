@@ -1,8 +1,8 @@
-"""MCP over a connected socket, one JSON message a line, which notices at once when the other side breaks the protocol.
+"""MCP over a connected socket, one JSON message a line, which detects at once that the other side broke the protocol.
 
-`Wire` gives the two streams that mcp's `ClientSession` wants. What the library would log, drop or wait for in vain ends
-the connection here, and `broken` says why: the end of the stream, a line that is no message (a `print`), an answer
-to a request that nobody sent.
+`Wire` provides the two streams that mcp's `ClientSession` needs. Where the library would log, drop a message or wait
+for ever, the connection ends here, and `broken` says why: the end of the stream, a line that is not a message (a
+`print`), an answer to a request that was never sent.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ import mcp_types as types
 from mcp.shared.message import SessionMessage
 
 _READ_BYTES = 1 << 18
-_LINE_LIMIT_BYTES = 256 << 20  # far above any database that comes back as effects
+_LINE_LIMIT_BYTES = 256 << 20  # far above any database that is returned as effects
 _SHOWN = 200
 
 
 class Wire:
-    """One side of a conversation; all of it runs in the thread of one event loop.
+    """One side of a connection; all of it runs in the thread of one event loop.
+
+    Args:
+        link: connected, non-blocking socket.
 
     Attributes:
-        broken: why the conversation is over; None while it goes on.
-        reader, writer: the streams for `ClientSession`.
+        broken: reason why the connection ended; None while it is open.
+        reader, writer: streams for `ClientSession`.
     """
 
     def __init__(self, link: socket.socket) -> None:
@@ -37,7 +40,7 @@ class Wire:
         self._link = link
         self._arrived: deque[SessionMessage] = deque()
         self._waiting: asyncio.Future[None] | None = None
-        self._parts: list[bytes] = []  # of the line that is being read
+        self._parts: list[bytes] = []  # parts of the current line
         self._part_bytes = 0
         self._unsent = b""
         self._unanswered: set[str] = set()
@@ -63,7 +66,7 @@ class Wire:
             self._flush()
 
     def half_close(self) -> None:
-        """Say that nothing more will be sent, once all is."""
+        """Shut down the sending side once everything has been sent."""
         self._half_closed = True
         if not self._unsent:
             self._shut()
@@ -80,7 +83,7 @@ class Wire:
             sent = self._link.send(self._unsent)
         except BlockingIOError:
             sent = 0
-        except OSError:  # the other side is gone; what it said before is still to be read, and then its end
+        except OSError:  # the other side has closed; what it sent before is still read, and then its end
             self._unsent = b""
             self._loop.remove_writer(self._link.fileno())
             return
@@ -95,7 +98,7 @@ class Wire:
     def _shut(self) -> None:
         try:
             self._link.shutdown(socket.SHUT_WR)
-        except OSError:  # it is gone already
+        except OSError:  # already closed
             return
 
     def _receive(self) -> None:
@@ -150,7 +153,7 @@ class Wire:
 
 
 class _Stream:
-    """What both streams share: the socket is closed by whoever made the wire."""
+    """Base of both streams. Closing a stream does nothing: the owner of the wire closes the socket."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire

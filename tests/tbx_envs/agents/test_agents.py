@@ -36,13 +36,13 @@ def test_the_oracle_makes_the_expected_calls_one_a_turn_and_passes():
     assert (episode.passed, episode.finish_reason, episode.seed) == (True, FinishReason.DONE, 5)
 
 
-def test_the_idle_policy_says_nothing_but_the_end_and_does_not_pass():
+def test_the_idle_agent_says_nothing_but_the_end_and_does_not_pass():
     (episode,) = IdleAgent().run([Attempt(UID, 3, 0)])
     assert said(episode, Turn) == [Turn(text="<DONE>")]
     assert (episode.passed, episode.attempt) == (False, 3)
 
 
-def test_the_scripted_policy_passes_when_it_breaks_no_rule():
+def test_the_scripted_agent_passes_when_it_breaks_no_rule():
     (episode,) = ScriptedAgent(error_rate=0.0).run([Attempt(UID, 0, 1)])
     assert episode.passed
 
@@ -55,7 +55,7 @@ def test_errors_are_a_function_of_the_attempts_seed_alone():
     assert len(set(map(str, first))) > 1
 
 
-def test_attempts_are_played_one_by_one_and_not_ahead():
+def test_attempts_are_made_one_by_one_and_not_ahead():
     asked = []
 
     def attempts():
@@ -111,7 +111,7 @@ def test_an_agent_that_stops_before_the_end_voids_its_episode():
 
     (episode,) = play_turns([Attempt(UID, 0, 0)], agent)
     assert episode.fault.kind == "policy"
-    assert "no turn left" in episode.fault.message
+    assert "the agent returned before the end of the episode" in episode.fault.message
 
 
 def test_a_fault_of_the_environment_is_void_with_its_own_kind(monkeypatch):
@@ -123,7 +123,7 @@ def test_a_fault_of_the_environment_is_void_with_its_own_kind(monkeypatch):
     assert (episode.reward, episode.fault.kind) == (None, "tool")
 
 
-def test_an_unknown_task_stops_the_player():
+def test_an_unknown_task_stops_the_agent():
     with pytest.raises(DomainError):
         list(IdleAgent().run([Attempt("clinic/nothing/000", 0, 0)]))
 
@@ -140,7 +140,7 @@ def test_episodes_survive_their_record(kiosk):
             assert "system:" in episode_text(episode, system=True)
 
 
-def test_episodes_played_at_the_same_time_are_the_same_episodes():
+def test_episodes_that_run_at_the_same_time_are_the_same_episodes():
     attempts = [Attempt(f"clinic/cancel_visit/{number:03d}", 0, number) for number in range(12)]
 
     def records(concurrency):
@@ -150,7 +150,7 @@ def test_episodes_played_at_the_same_time_are_the_same_episodes():
     assert records(4) == records(1)
 
 
-def test_playing_at_the_same_time_reads_attempts_only_as_slots_become_free():
+def test_running_at_the_same_time_reads_attempts_only_as_slots_become_free():
     taken = []
 
     def attempts():
@@ -158,14 +158,14 @@ def test_playing_at_the_same_time_reads_attempts_only_as_slots_become_free():
             taken.append(number)
             yield Attempt(UID, number, number)
 
-    playing = OracleAgent(concurrency=3).run(attempts())
-    next(playing)
+    episodes = OracleAgent(concurrency=3).run(attempts())
+    next(episodes)
     assert len(taken) == 3
-    playing.close()
+    episodes.close()
     assert len(taken) == 3
 
 
-def test_an_opening_has_what_is_said_first_and_the_tools():
+def test_an_opening_has_the_first_messages_and_the_tools():
     openings = []
 
     def agent(attempt, opening):

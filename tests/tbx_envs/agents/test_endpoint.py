@@ -38,7 +38,7 @@ CLINIC = load_domain("clinic").uids("heldout")[::11]  # a dozen, of every family
 
 @pytest.fixture
 def agent_of(kiosk):
-    """A agent of a server with this script, and the server; everything is closed at the end."""
+    """An agent of a server with this script, and the server; everything is closed at the end."""
     opened = []
 
     def make(reply, *, endpoint_settings=None, concurrency=None, **options):
@@ -64,7 +64,7 @@ def checked(reply):
 
 
 def problem_of(body):
-    """What OpenAI's server would refuse, read from its documentation; "" when it would not."""
+    """What OpenAI's server would reject, according to its documentation; "" when it would accept it."""
     waiting = []
     for message in body["messages"]:
         role = message["role"]
@@ -104,7 +104,7 @@ def said(episode, kind):
 
 
 def replayed(asked):
-    """The next turn of the oracle, for whatever task was asked about."""
+    """The next turn of the oracle, for the task that was asked about."""
     query = next(message["content"] for message in asked.body["messages"] if message["role"] == "user")
     task = next(task for task in map(find_task, CLINIC) if task.query == query)
     if num_results(asked) == len(task.expected_calls):
@@ -370,7 +370,7 @@ def test_the_tokens_of_a_void_episode_are_counted_too(agent_of):
     assert play_one(agent).usage["sampled_tokens"] == 10
 
 
-def test_an_endpoint_that_refuses_everybody_stops_the_player_at_once(agent_of):
+def test_an_endpoint_that_answers_no_request_stops_the_agent_at_once(agent_of):
     agent, server = agent_of(lambda asked: Answers(401, {"error": "no"}), concurrency=2)
     asked_for = []
 

@@ -13,7 +13,7 @@ import pytest
 from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.testing.byte_tokenizer import byte_tokenizer
 
-# name -> (format, what becomes of earlier reasoning, the prompt opens reasoning)
+# name -> (format, what happens to earlier reasoning, whether the prompt opens reasoning)
 SUPPORTED = {
     "llama3_1": ("llama3_json", "ignored", False),
     "llama3_2": ("llama3_json", "ignored", False),

@@ -36,7 +36,7 @@ def test_what_was_read_out_does_not_change_what_is_in_the_ledger():
     assert ledger.tokens.tolist() == [1, 2]
 
 
-def test_sampled_tokens_without_a_log_probability_each_are_refused():
+def test_sampled_tokens_without_a_log_probability_each_are_rejected():
     with pytest.raises(ShapeError, match="2 sampled tokens came with 1 log-probabilities"):
         TokenLedger().write([1, 2], [-0.1])
 

@@ -317,7 +317,7 @@ def test_llama_takes_the_calls_of_a_history_one_by_one_each_with_its_result():
         Turn(text="Look.", calls=(ToolCall("call_0", "note", {}),)),
     ],
 )
-def test_a_demonstration_that_llama_s_template_cannot_show_is_refused(turn):
+def test_a_demonstration_that_llama_s_template_cannot_show_is_rejected(turn):
     with pytest.raises(ConfigError, match="takes one call a turn, and the turn has"):
         real_template("llama3_1").policy_turn(turn)
 
@@ -353,18 +353,18 @@ def test_reasoning_can_be_switched_off_by_the_template_s_own_option():
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen2_5_vl", "phi3_5", "gemma3"])
-def test_a_template_without_tools_is_refused(name):
+def test_a_template_without_tools_is_rejected(name):
     with pytest.raises(ConfigError, match="leaves out tool calls"):
         format_of_template(template_source(name), bos_token="<s>")
 
 
-def test_a_template_that_takes_no_text_is_refused():
+def test_a_template_that_takes_no_text_is_rejected():
     with pytest.raises(ConfigError, match="cannot render a user and an answer"):
         format_of_template(template_source("idefics3"))
 
 
 @pytest.mark.parametrize("name", ["glm4moe", "gptoss", "lfm2_2_5", "gemma4_v5"])
-def test_a_template_of_an_unknown_format_is_refused_with_what_it_writes(name):
+def test_a_template_of_an_unknown_format_is_rejected_with_what_it_writes(name):
     with pytest.raises(ConfigError, match=r"writes a call as .*find.* which no known format reads back: hermes, "):
         format_of_template(template_source(name), bos_token="<s>")
 

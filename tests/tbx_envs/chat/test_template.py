@@ -141,7 +141,7 @@ def test_reasoning_that_a_template_drops_later_stays_in_the_ledger_and_all_else_
     assert without == made.render(said, generation_prompt=True)
 
 
-def test_a_template_that_changes_earlier_words_is_refused():
+def test_a_template_that_changes_earlier_words_is_rejected():
     shouts = CHAT_TEMPLATE.replace(
         "{{ message.content }}", "{{ message.content if loop.last else message.content | upper }}"
     )
@@ -149,28 +149,28 @@ def test_a_template_that_changes_earlier_words_is_refused():
         ChatTemplate(byte_tokenizer(shouts))
 
 
-def test_a_template_that_adds_something_behind_the_generation_prompt_only_later_is_refused():
+def test_a_template_that_adds_text_after_the_generation_prompt_only_later_is_rejected():
     late = CHAT_TEMPLATE + "{% if messages | length > 6 and add_generation_prompt %}Well:{% endif %}"
     with pytest.raises(ConfigError, match="it adds 'Well:' at the end"):
         ChatTemplate(byte_tokenizer(late))
 
 
-def test_a_tokenizer_whose_marker_swallows_the_separator_is_refused():
+def test_a_tokenizer_whose_marker_swallows_the_separator_is_rejected():
     from tokenizers import AddedToken
 
     made = byte_tokenizer(CHAT_TEMPLATE.replace("{%- endfor -%}\n<|im_end|>", "{%- endfor -%}\n<|end|>"))
     made.add_tokens([AddedToken("<|end|>", special=True, rstrip=True)])
-    with pytest.raises(ConfigError, match="in other tokens when it follows"):
+    with pytest.raises(ConfigError, match="differently after the text before it"):
         ChatTemplate(made)
 
 
-def test_a_template_that_looks_ahead_in_a_way_that_the_check_did_not_meet_is_refused_when_it_does():
+def test_a_template_that_looks_ahead_in_a_way_that_the_check_did_not_meet_is_rejected_when_it_does():
     made = ChatTemplate(byte_tokenizer("{% if messages[-1].content == 'secret' %}!{% endif -%}\n" + CHAT_TEMPLATE))
     with pytest.raises(ConfigError, match="and differently once"):
         made.continuation([Text("user", "secret")])
 
 
-def test_a_demonstration_that_reasons_where_the_prompt_asks_for_none_is_refused():
+def test_a_demonstration_that_reasons_where_the_prompt_asks_for_none_is_rejected():
     empty = "<|im_start|>assistant\n<think></think>{% endif -%}"
     made = ChatTemplate(
         byte_tokenizer(
@@ -186,25 +186,25 @@ def test_a_demonstration_that_reasons_where_the_prompt_asks_for_none_is_refused(
         made.policy_turn(Turn(text="ok", reasoning="hm"))
 
 
-def test_a_template_that_renders_the_number_of_messages_is_refused():
+def test_a_template_that_renders_the_number_of_messages_is_rejected():
     counts = "{{ messages | length }}" + CHAT_TEMPLATE
     with pytest.raises(ConfigError, match="leaves earlier messages"):
         ChatTemplate(byte_tokenizer(counts))
 
 
-def test_a_template_without_an_end_of_turn_token_is_refused():
+def test_a_template_without_an_end_of_turn_token_is_rejected():
     endless = CHAT_TEMPLATE.replace("{%- endfor -%}\n<|im_end|>", "{%- endfor -%}")
     with pytest.raises(ConfigError, match="could not end its turn"):
         ChatTemplate(byte_tokenizer(endless))
 
 
-def test_a_template_that_closes_a_conversation_that_is_not_to_go_on_is_refused():
+def test_a_template_that_closes_a_conversation_that_is_not_to_go_on_is_rejected():
     closes = CHAT_TEMPLATE + "{%- if not add_generation_prompt -%}<|im_end|>{%- endif -%}"
-    with pytest.raises(ConfigError, match="when the policy is to go on"):
+    with pytest.raises(ConfigError, match="when the policy is to continue"):
         ChatTemplate(byte_tokenizer(closes))
 
 
-def test_a_template_that_knows_no_tool_results_is_refused():
+def test_a_template_that_knows_no_tool_results_is_rejected():
     silent = "{% for m in messages if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endfor %}"
     with pytest.raises(ConfigError, match=r"cannot render \[.*tool.*\]: no tools"):
         ChatTemplate(byte_tokenizer(silent + CHAT_TEMPLATE))
@@ -230,7 +230,7 @@ def test_reasoning_that_the_prompt_opens_is_reasoning_even_when_never_closed():
     assert [call.name for call in interpret(made.decode(closed)).calls] == ["find"]
 
 
-def test_a_template_that_silently_drops_tool_calls_or_results_is_refused():
+def test_a_template_that_silently_drops_tool_calls_or_results_is_rejected():
     no_calls = CHAT_TEMPLATE.replace("message.tool_calls or []", "[]")
     with pytest.raises(ConfigError, match="leaves out tool calls"):
         ChatTemplate(byte_tokenizer(no_calls))

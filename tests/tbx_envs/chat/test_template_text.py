@@ -28,7 +28,7 @@ def test_the_fixed_date_can_be_used_like_any_text():
     assert text_of(source).render(HELLO) == "Day: 01."
 
 
-def test_a_date_in_a_computed_format_is_refused():
+def test_a_date_in_a_computed_format_is_rejected():
     with pytest.raises(ConfigError, match="in a format that is computed"):
         text_of("{% set f = '%d' %}{{ strftime_now(f) }}")
 
@@ -42,7 +42,7 @@ def test_an_option_must_be_a_variable_that_the_template_reads():
         text_of(source, messages=[], tools=[])
 
 
-def test_a_tokenizer_without_a_template_is_refused():
+def test_a_tokenizer_without_a_template_is_rejected():
     with pytest.raises(ConfigError, match="has no chat template"):
         text_of(None)
 

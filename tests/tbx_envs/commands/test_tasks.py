@@ -35,7 +35,7 @@ def test_a_datasets_tasks_are_listed_and_shown(bikeshop, capsys):
         ("rentals_main.py:test_end_rental", ["split: heldout (benchmark: for evaluation only), sha256"]),
         ("desk_list.yaml:greeting", ["clock: 2025-10-01 18:30:00, running", "texts are filled in", "tags: small-talk"]),
         ("rentals_main.py:test_rental_of_today", ["clock: 2025-10-01 09:00:00, standing still"]),
-        ("rentals_main.py:test_question_alone", ["nobody answers after the first message", "golden calls: none"]),
+        ("rentals_main.py:test_question_alone", ["no one answers after the first message", "golden calls: none"]),
         ("rentals_main.py:test_few_turns", ["limits: 1 answers of the user, 4 turns of the agent"]),
         ("front_desk.py:test_next_turn", ["said before: 7 messages"]),
     ],

@@ -1,4 +1,4 @@
-"""The clinic, held against its policy by a second reading of it, in plain Python over the rows of each world."""
+"""The clinic, compared with a second implementation of its rules, in plain Python over the rows of each world."""
 
 import collections
 import datetime
@@ -37,11 +37,11 @@ def test_there_are_enough_tables_tools_and_tasks_of_both_splits():
 
 
 def test_two_families_are_only_held_out_and_make_a_third_of_the_held_out_tasks():
-    unseen = [name for name, family in CLINIC.families.items() if family.num_train == 0]
-    assert unseen == ["waive_fee", "cancel_and_refill"]
+    heldout_families = [name for name, family in CLINIC.families.items() if family.num_train == 0]
+    assert heldout_families == ["waive_fee", "cancel_and_refill"]
     heldout = [TASKS[uid] for uid in CLINIC.uids("heldout")]
     assert len(heldout) == 126
-    assert sum(task.family in unseen for task in heldout) == 42
+    assert sum(task.family in heldout_families for task in heldout) == 42
     assert {task.split for task in heldout} == {"heldout"}
 
 
@@ -65,7 +65,7 @@ def test_some_callers_of_one_family_share_their_name_and_no_others_do():
     assert 4 <= shared["refill_prescription"] <= 20  # of 104
 
 
-# --- a second reading of the policy ---------------------------------------------------------------------------
+# --- a second implementation of the rules ---------------------------------------------------------------------
 
 
 def wanted_calls(task):
@@ -146,7 +146,7 @@ def wanted_calls(task):
 
 
 @pytest.mark.parametrize("family", CLINIC.families)
-def test_the_expected_calls_are_those_that_a_second_reading_of_the_policy_finds(family):
+def test_the_expected_calls_are_those_of_a_second_implementation_of_the_rules(family):
     for task in (*TASKS.values(), *(CLINIC.families[family].build(number, "train") for number in range(900, 1000))):
         if task.family == family:
             expected = [(c.tool, *c.arguments.values()) for c in task.expected_calls if c.tool in MUTATING]
@@ -214,7 +214,7 @@ def any_task():
         ("update_phone", {"phone": "555-0000", "patient_id": "P1"}, "There is no patient P1."),
     ],
 )
-def test_an_unknown_name_or_id_is_refused_and_changes_nothing(name, arguments, words):
+def test_a_call_with_an_unknown_name_or_id_is_rejected_and_changes_nothing(name, arguments, words):
     rows, (answer,) = play(any_task(), [(name, arguments)])
     assert (answer.status, answer.text) == ("rejected", words)
     assert rows == template_for(any_task(), CLINIC).initial
@@ -312,7 +312,7 @@ def episodes(uids, error_rate, seed=0):
     return list(ScriptedAgent(error_rate).run(Attempt(uid, 0, seed + index) for index, uid in enumerate(uids)))
 
 
-def test_a_scripted_agent_that_never_errs_passes_whatever_the_wording():
+def test_a_scripted_agent_without_errors_passes_with_every_wording():
     assert all(episode.passed for episode in episodes(UIDS[::6], error_rate=0.0, seed=1000))
 
 

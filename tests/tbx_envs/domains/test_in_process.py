@@ -44,7 +44,7 @@ def test_a_call_is_answered_and_committed(session_with):
     assert ("O2", "tea", 2, "1000", "open") in rows_of(session.world.raw, METADATA)["orders"]
 
 
-def test_a_refusal_is_an_answer_and_leaves_nothing_behind(session_with):
+def test_a_rejected_call_is_an_answer_and_leaves_nothing_behind(session_with):
     session = session_with()
     before = rows_of(session.world.raw, METADATA)
     answer = session.call("place_order", {**ORDER, "quantity": 100})
@@ -197,7 +197,7 @@ def test_the_order_of_a_schemas_keys_does_not_depend_on_how_it_came(session_with
         assert canonical_schema(schema) == schema
 
 
-def test_a_refusal_text_is_the_tools_own(session_with):
+def test_the_text_of_a_rejection_is_the_tools_own(session_with):
     @tool(mutates=False)
     def refuse(context: ToolContext) -> str:
         """Say no."""

@@ -38,7 +38,7 @@ def in_process(uid, calls):
 
 
 def calls_of(domain, uid):
-    """The expected calls, calls that must be refused or are invalid, and every read of the records afterwards."""
+    """The expected calls, calls that are rejected or invalid, and every read of the records afterwards."""
     task = domain.task(uid)
     expected = [(call.tool, dict(call.arguments)) for call in task.expected_calls]
     wrong = [("no_such_tool", {}), (expected[0][0], {}), (expected[0][0], {**expected[0][1], "extra": 1})]

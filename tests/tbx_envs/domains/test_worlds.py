@@ -73,7 +73,7 @@ def test_a_world_with_a_result_left_open_is_not_used_again(task, kiosk):
     return_world(fresh)
 
 
-def test_a_world_refuses_a_reference_to_nothing(world):
+def test_a_world_rejects_a_reference_to_nothing(world):
     with pytest.raises(sqlalchemy.exc.IntegrityError):
         world.db.execute(
             insert(ORDERS),

@@ -57,7 +57,7 @@ def test_a_cost_without_prices_is_unknown_and_free_tokens_cost_nothing():
 
 
 @pytest.mark.parametrize("wrong", [-0.1, float("nan"), float("inf"), None, "2"])
-def test_prices_that_are_no_prices_are_refused_by_name(wrong):
+def test_invalid_prices_are_rejected_by_name(wrong):
     with pytest.raises(ConfigError, match=r"cached=.*, output="):
         Prices(1.0, wrong, wrong)
 
@@ -136,7 +136,7 @@ def test_nothing_passed_means_no_cost_of_a_success_and_not_an_infinite_one():
     assert (costs["total"], costs["per_success"], costs["per_reliable_task"]) == (2.0, None, None)
 
 
-def test_a_role_that_nobody_has_is_refused():
+def test_an_unknown_role_is_an_error():
     with pytest.raises(ConfigError, match=r"'agent'.*policy, user, judge"):
         run_costs([], {"agent": PRICES}, reliable_tasks=0)
 

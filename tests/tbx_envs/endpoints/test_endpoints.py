@@ -198,7 +198,7 @@ def test_what_would_be_answered_the_same_again_is_not_sent_again(served, status,
     assert len(server.asked) == 1 and waits == []
 
 
-def test_nobody_listening_is_no_connection_and_tried_again():
+def test_a_port_without_a_listener_is_no_connection_and_tried_again():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     waits = []
@@ -213,7 +213,7 @@ def test_nobody_listening_is_no_connection_and_tried_again():
 @pytest.mark.parametrize("slow", [Silence(), Drips(), Drips(headers=True)])
 def test_the_time_limit_is_of_the_whole_request_and_a_slow_one_is_not_paid_for_twice(served, slow):
     server, endpoint, waits = served(lambda asked: slow, timeout_s=SHORT_S)
-    with pytest.raises(EndpointError, match=r"no whole answer within 0\.2 s"):
+    with pytest.raises(EndpointError, match=r"no complete answer within 0\.2 s"):
         endpoint.complete(HELLO)
     assert len(server.asked) <= 1 and waits == []
 
@@ -247,7 +247,7 @@ def test_an_answer_that_is_no_completion_is_an_error_that_shows_it(served, answe
 
 def test_an_answer_that_is_no_http_is_an_error(served):
     server, endpoint, _ = served(lambda asked: Answers(body="no zip", headers={"content-encoding": "gzip"}))
-    with pytest.raises(EndpointError, match="no HTTP that can be read"):
+    with pytest.raises(EndpointError, match="not valid HTTP"):
         endpoint.complete(HELLO)
     assert len(server.asked) == 1
 
@@ -411,7 +411,7 @@ def test_a_request_that_waits_to_be_sent_again_keeps_its_place():
 
 
 @pytest.mark.parametrize("where", ["under way", "in the queue", "between tries"])
-def test_a_request_that_nobody_wants_any_more_is_taken_back(where):
+def test_a_request_that_is_no_longer_wanted_is_cancelled(where):
     stop, there = threading.Event(), threading.Event()
     raised = []
 
@@ -442,14 +442,14 @@ def test_a_request_that_nobody_wants_any_more_is_taken_back(where):
             assert len(server.asked) == 1
             other.set()
             threads[0].join(timeout=10)
-    assert raised and all("taken back" in words for words in raised)
+    assert raised and all("cancelled" in words for words in raised)
 
 
 def sending_threads():
     return {thread for thread in threading.enumerate() if thread.name == "tbx-endpoint"}
 
 
-def test_closing_takes_back_what_is_under_way_and_ends_the_thread():
+def test_closing_cancels_requests_in_flight_and_ends_the_thread():
     before = sending_threads()
     there = threading.Event()
     raised = []
@@ -473,7 +473,7 @@ def test_closing_takes_back_what_is_under_way_and_ends_the_thread():
         thread.join(timeout=10)
         ask()
         endpoint.close()
-    assert len(raised) == 2 and all("taken back" in words for words in raised)
+    assert len(raised) == 2 and all("cancelled" in words for words in raised)
     assert sending_threads() == before
 
 
@@ -503,10 +503,10 @@ def test_an_endpoint_that_is_stopped_fails_all_its_requests_at_once(where):
                 thread.join(timeout=10)
             ask()
             assert len(server.asked) == 1
-    assert len(raised) == len(threads) + 1 and all("taken back" in words for words in raised)
+    assert len(raised) == len(threads) + 1 and all("cancelled" in words for words in raised)
 
 
-def test_an_interrupt_stops_endpoints_unless_somebody_catches_it(served):
+def test_an_interrupt_stops_endpoints_unless_it_is_caught(served):
     _, endpoint, _ = served(lambda asked: Says("Hi"))
     caught = []
     before = signal.signal(signal.SIGINT, lambda *arguments: caught.append(arguments))
@@ -518,7 +518,7 @@ def test_an_interrupt_stops_endpoints_unless_somebody_catches_it(served):
         with stopped_by_interrupts([endpoint]):
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
-            with pytest.raises(EndpointError, match="taken back"):
+            with pytest.raises(EndpointError, match="cancelled"):
                 endpoint.complete(HELLO)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -538,7 +538,7 @@ def test_an_endpoint_that_is_forgotten_ends_its_thread_too():
     assert sending_threads() == before
 
 
-def test_an_interrupt_from_the_keyboard_takes_the_request_back(served, monkeypatch):
+def test_a_keyboard_interrupt_cancels_the_request(served, monkeypatch):
     _, endpoint, _ = served(lambda asked: Silence(), timeout_s=30.0)
 
     def interrupted(*arguments):
@@ -548,8 +548,8 @@ def test_an_interrupt_from_the_keyboard_takes_the_request_back(served, monkeypat
     with pytest.raises(KeyboardInterrupt):
         endpoint.complete(HELLO)
     monkeypatch.undo()
-    assert endpoint._turns.acquire(blocking=False)
-    endpoint._turns.release()
+    assert endpoint._slots.acquire(blocking=False)
+    endpoint._slots.release()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -612,13 +612,13 @@ def test_all_settings_that_cannot_work_are_named_at_once(monkeypatch):
     [
         (f"https://me:{KEY.replace('/', '')}@host/v1", "a user, a query or a fragment"),
         (f"https://host/v1?key={KEY}", "a user, a query or a fragment"),
-        (f"https://host:port{KEY}/v1", "no address"),
+        (f"https://host:port{KEY}/v1", "not a URL"),
         ("host/v1", "http://"),
         ("http:///v1", "a host"),
         ("http://host/v1/chat/completions/", "leave /chat/completions out"),
     ],
 )
-def test_an_address_that_cannot_work_is_refused_without_repeating_a_secret(base_url, words):
+def test_an_address_that_cannot_work_is_rejected_without_repeating_a_secret(base_url, words):
     with pytest.raises(ConfigError, match=words) as raised:
         ChatEndpoint(EndpointConfig(base_url, "m"))
     assert KEY not in str(raised.value) and KEY.replace("/", "") not in str(raised.value)
@@ -680,7 +680,7 @@ def test_a_key_that_a_server_puts_into_a_completion_goes_no_further(served, monk
     assert completion.text == "Your key is [key]"
 
 
-def test_a_placeholder_for_a_key_is_not_taken_out_of_what_a_model_writes(served, monkeypatch):
+def test_a_placeholder_for_a_key_is_not_removed_from_what_a_model_writes(served, monkeypatch):
     monkeypatch.setenv("LOOPBACK_KEY", "EMPTY")
     _, endpoint, _ = served(lambda asked: Says("The list is EMPTY."), api_key_env="LOOPBACK_KEY")
     assert endpoint.complete(HELLO).text == "The list is EMPTY."
@@ -699,7 +699,7 @@ def test_the_key_is_read_anew_for_each_request(served, monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", ["sk-two\nlines", "sk-with space", "sk-é"])
-def test_a_key_that_no_header_can_hold_is_refused_without_showing_it(served, monkeypatch, wrong):
+def test_a_key_that_no_header_can_hold_is_rejected_without_showing_it(served, monkeypatch, wrong):
     monkeypatch.setenv("LOOPBACK_KEY", wrong)
     with pytest.raises(ConfigError, match="LOOPBACK_KEY") as raised:
         served(lambda asked: Says("Hi"), api_key_env="LOOPBACK_KEY")

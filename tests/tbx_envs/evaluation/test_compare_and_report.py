@@ -93,13 +93,13 @@ def test_a_task_that_changed_between_two_runs_is_refused(tmp_path):
         compare_folders(tmp_path / "a", tmp_path / "b")
 
 
-def test_the_report_shows_every_family_the_unseen_ones_and_all(tmp_path):
+def test_the_report_shows_every_family_the_held_out_ones_and_all(tmp_path):
     run_in(tmp_path, lambda uid, attempt, tries: "void" if (uid, attempt) == (UIDS[0], 0) else "pass")
     summary = run_summary(tmp_path)
     text = printed(print_run, summary, 4)
     for family in {uid.split("/")[1] for uid in UIDS}:
         assert family in text
-    assert "never trained" in text
+    assert "held-out families" in text
     assert "1 void attempts (tool 1)" in text
     assert "1 tasks have fewer than 4 clean attempts (from 3 to 4)" in text
     assert "3/4" not in text
@@ -112,7 +112,7 @@ def test_an_unfinished_run_is_reported_as_far_as_it_goes(tmp_path):
     rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:5]) + '{"uid": "cl')
     summary = run_summary(tmp_path)
     assert (summary["attempts"], summary["missing"]) == (5, 11)
-    assert "the run is unfinished" in printed(print_run, summary, 4)
+    assert "the evaluation run is unfinished" in printed(print_run, summary, 4)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
@@ -136,7 +136,7 @@ def test_the_pool_is_shown_by_band():
     assert "0.40 to 0.60" in text
 
 
-def test_progress_says_nothing_where_nobody_watches():
+def test_progress_shows_nothing_without_a_terminal():
     text = io.StringIO()
     with RunProgress(2, Console(file=text)) as progress:
         progress({"passed": True})

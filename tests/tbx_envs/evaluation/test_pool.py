@@ -74,7 +74,7 @@ def test_a_task_that_changed_since_the_pool_was_frozen_is_noticed(tmp_path):
         dataclasses.replace(task, content_hash="0" * 64) if task.uid == TRAIN[2] else task for task in made.candidates
     ]
     save_pool(dataclasses.replace(made, candidates=tuple(changed)), tmp_path / "pool.json")
-    with pytest.raises(ConfigError, match="1 of 3 tasks are not what they were") as raised:
+    with pytest.raises(ConfigError, match="1 of 3 tasks are not as they were") as raised:
         load_pool(tmp_path / "pool.json")
     assert f"{TRAIN[2]} has changed" in str(raised.value)
 
@@ -93,7 +93,7 @@ def test_tasks_held_out_for_evaluation_are_refused():
 
 
 def test_an_empty_pool_says_what_there_was():
-    with pytest.raises(ConfigError, match=r"none of 5 tasks is in the bands medium; there are \{'too_hard': 5"):
+    with pytest.raises(ConfigError, match=r"none of 5 tasks is in the bands medium; .* are \{'too_hard': 5"):
         pool(passes=(0, 0, 0, 0, 0), bands=("medium",))
 
 

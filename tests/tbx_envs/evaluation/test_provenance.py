@@ -34,7 +34,7 @@ def test_libraries_that_are_not_installed_are_left_out(monkeypatch):
 def test_the_commit_is_the_packages_own_and_never_that_of_a_repository_around_it(tmp_path):
     import tbx_envs
 
-    # A copy of the package as it lies in a virtual environment inside somebody's repository.
+    # A copy of the package as it is in a virtual environment inside another repository.
     git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org"]
     copied = tmp_path / "site" / "tbx_envs"
     shutil.copytree(tbx_envs.__path__[0], copied, ignore=shutil.ignore_patterns("__pycache__"))
@@ -84,7 +84,7 @@ def test_a_second_process_is_refused_in_a_runs_folder_until_the_first_has_ended_
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
             assert first.stdout.readline() == "here\n"
             with (
-                pytest.raises(ConfigError, match=rf"process {first.pid} is at work .* another output_dir"),
+                pytest.raises(ConfigError, match=rf"process {first.pid} is working .* another output_dir"),
                 provenance(tmp_path / "run", {"seed": 2}, ["tbx", "train"]),
             ):
                 pytest.fail("two runs in one folder")

@@ -66,7 +66,7 @@ def test_seeds_differ_between_attempts_and_are_a_function_of_the_runs_seed(tmp_p
     assert not {row["seed"] for row in first} & {row["seed"] for row in other}
 
 
-def test_a_void_attempt_is_made_again_with_a_fresh_seed(tmp_path):
+def test_a_void_attempt_is_repeated_with_a_fresh_seed(tmp_path):
     agent = PrescribedAgent(lambda uid, attempt, tries: "void" if attempt == 1 and tries < 2 else "pass")
     rows = run_in(tmp_path, agent)
     assert all(row["passed"] for row in rows)
@@ -90,11 +90,11 @@ def test_an_attempt_that_stays_void_is_a_void_row_and_never_a_reward(tmp_path):
     assert summary["retries"] == 3
 
 
-def test_an_interrupted_run_goes_on_and_equals_an_unbroken_one(tmp_path):
+def test_an_interrupted_run_is_resumed_and_equals_an_uninterrupted_one(tmp_path):
     whole = run_in(tmp_path / "whole", PrescribedAgent(alternating))
     with pytest.raises(KeyboardInterrupt):
         run_in(tmp_path / "cut", PrescribedAgent(alternating, stop_after=4))
-    for name in ("rows.jsonl", "episodes.jsonl"):  # the interruption came in the middle of a line
+    for name in ("rows.jsonl", "episodes.jsonl"):  # as if interrupted in the middle of a line
         with (tmp_path / "cut" / name).open("a") as file:
             file.write('{"uid": "clin')
     rest = PrescribedAgent(alternating)
@@ -104,20 +104,20 @@ def test_an_interrupted_run_goes_on_and_equals_an_unbroken_one(tmp_path):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_a_finished_run_is_not_played_again(tmp_path):
+def test_a_finished_run_is_not_repeated(tmp_path):
     rows = run_in(tmp_path, PrescribedAgent(alternating))
     idle = PrescribedAgent(alternating)
     assert run_in(tmp_path, idle) == rows
     assert idle.asked == []
 
 
-def test_void_rows_are_made_again_when_the_run_is_run_again(tmp_path):
+def test_void_rows_are_repeated_when_the_run_is_resumed(tmp_path):
     broken = PrescribedAgent(lambda uid, attempt, tries: "void" if attempt == 2 else "pass")
     before = run_in(tmp_path, broken, retries=1)
-    mended = PrescribedAgent(lambda uid, attempt, tries: "fail")
-    after = run_in(tmp_path, mended, retries=1)
-    assert {attempt.index for attempt in mended.asked} == {2}
-    assert not {attempt.seed for attempt in mended.asked} & {attempt.seed for attempt in broken.asked}
+    repaired = PrescribedAgent(lambda uid, attempt, tries: "fail")
+    after = run_in(tmp_path, repaired, retries=1)
+    assert {attempt.index for attempt in repaired.asked} == {2}
+    assert not {attempt.seed for attempt in repaired.asked} & {attempt.seed for attempt in broken.asked}
     assert [row for row in after if row["attempt"] < 2] == [row for row in before if row["attempt"] < 2]
     assert all(row["passed"] is False and row["retry"] == 2 for row in after if row["attempt"] == 2)
     assert lines(tmp_path / "rows.jsonl") == after
@@ -133,7 +133,7 @@ def test_void_rows_are_made_again_when_the_run_is_run_again(tmp_path):
             {"policy": {"name": "other"}},
             "policy: there {'name': 'PrescribedAgent'}, asked for {'name': 'other'}",
         ),
-        ({"uids": UIDS[:1]}, "tasks: 2 only there, 0 only asked for, 0 with another content"),
+        ({"uids": UIDS[:1]}, "tasks: 2 only there, 0 only asked for, 0 with different content"),
     ],
 )
 def test_rows_of_another_run_are_never_mixed_in(tmp_path, change, told):
@@ -150,7 +150,7 @@ def test_a_task_that_changed_since_is_noticed(tmp_path):
     header = json.loads((tmp_path / "evaluation.json").read_text())
     header["tasks"][UIDS[1]] = "0" * 64
     (tmp_path / "evaluation.json").write_text(json.dumps(header))
-    with pytest.raises(ConfigError, match=f"1 with another content, such as {UIDS[1]}"):
+    with pytest.raises(ConfigError, match=f"1 with different content, such as {UIDS[1]}"):
         run_in(tmp_path, PrescribedAgent(alternating))
 
 
@@ -160,12 +160,12 @@ def test_rows_without_their_header_are_refused(tmp_path):
         run_in(tmp_path, PrescribedAgent(alternating))
 
 
-def test_a_task_named_twice_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="named twice"):
+def test_a_task_given_twice_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="given twice"):
         run_in(tmp_path, PrescribedAgent(alternating), uids=UIDS[:1] * 2)
 
 
-def test_a_player_that_leaves_attempts_out_is_a_failure_of_the_run(tmp_path):
+def test_an_agent_that_leaves_attempts_out_is_a_failure_of_the_run(tmp_path):
     class Lazy(PrescribedAgent):
         def run(self, attempts):
             return super().run(attempts[:-1])
@@ -174,7 +174,7 @@ def test_a_player_that_leaves_attempts_out_is_a_failure_of_the_run(tmp_path):
         run_in(tmp_path, Lazy(alternating))
 
 
-def test_a_player_that_gives_back_another_attempt_is_a_failure_of_the_run(tmp_path):
+def test_an_agent_that_yields_another_attempt_is_a_failure_of_the_run(tmp_path):
     class Confused(PrescribedAgent):
         def run(self, attempts):
             for attempt in attempts:
@@ -187,7 +187,7 @@ def test_a_player_that_gives_back_another_attempt_is_a_failure_of_the_run(tmp_pa
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), 0.5, 2.0, None])
 def test_a_reward_that_no_environment_gives_is_refused(reward):
     strange = dataclasses.replace(prescribed_episode(Attempt(UIDS[0], 0, 1), "pass"), reward=reward)
-    with pytest.raises(CheckFault, match="wanted its report"):
+    with pytest.raises(CheckFault, match="expected its report"):
         row_of(strange, "p", 0, "hash")
 
 
@@ -197,7 +197,7 @@ def test_a_void_episode_with_a_reward_is_refused():
         row_of(strange, "p", 0, "hash")
 
 
-def test_a_run_with_too_many_voids_ends_as_an_error_that_names_the_first_fault(tmp_path):
+def test_a_run_with_too_many_voids_ends_with_an_error_that_names_the_first_fault(tmp_path):
     agent = PrescribedAgent(lambda uid, attempt, tries: "void" if attempt == 0 else "pass")
     with pytest.raises(PolicyFault, match=r"3 of 9 attempts are void .* tool: the tool server is gone"):
         refuse_many_voids(run_in(tmp_path, agent))
@@ -224,7 +224,7 @@ def test_tallies_count_voids_apart():
     assert (tally.passes, tally.attempts, tally.voids) == (2, 3, 1)
 
 
-def test_the_oracle_passes_and_the_idle_policy_does_not_through_the_real_environment(tmp_path):
+def test_the_oracle_passes_and_the_idle_agent_does_not_through_the_real_environment(tmp_path):
     passed = run_in(tmp_path / "oracle", OracleAgent(), attempts=1)
     assert [row["passed"] for row in passed] == [True] * 3
     idle = run_in(tmp_path / "idle", IdleAgent(), attempts=1)

@@ -45,7 +45,7 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path):
 
 def test_an_empty_file_is_refused(tmp_path):
     (tmp_path / "list.txt").write_text("# nothing\n")
-    with pytest.raises(ConfigError, match="names no task"):
+    with pytest.raises(ConfigError, match="lists no task"):
         select_tasks(str(tmp_path / "list.txt"))
 
 
@@ -66,8 +66,8 @@ def test_an_unknown_uid_is_answered_with_near_ones():
         find_task(uid.replace("clinic", "clinik"))
 
 
-def test_unseen_families_are_those_without_training_tasks():
+def test_held_out_families_are_those_without_training_tasks():
     families = load_domain("clinic").families
-    seen = {uid.split("/")[1] for uid in select_tasks("train")}
+    trained = {uid.split("/")[1] for uid in select_tasks("train")}
     for name in families:
-        assert is_heldout_family(find_task(f"clinic/{name}/000")) == (name not in seen)
+        assert is_heldout_family(find_task(f"clinic/{name}/000")) == (name not in trained)

@@ -92,26 +92,26 @@ def silent_agent(task, random_, error_rate):
 
 
 BROKEN = {
-    "expected call that a tool refuses": (with_tasks(expected_calls=last_call_twice), "was answered 'rejected'"),
+    "expected call that a tool rejects": (with_tasks(expected_calls=last_call_twice), "was answered 'rejected'"),
     "doing nothing passes": (with_tasks(expected_calls=lambda t: t.expected_calls[:1]), "doing nothing passes"),
-    "says that idling is right where it is not": (with_tasks(idle_passes="it may"), "idle_passes is 'it may'"),
+    "idle_passes where doing nothing fails": (with_tasks(idle_passes="it may"), "idle_passes is 'it may'"),
     "near miss that is none": (
         with_family(near_misses=lambda t: {"the same": t.expected_calls}),
         "near miss 'the same' passes",
     ),
-    "near miss that no tool takes": (
+    "near miss with an invalid call": (
         with_family(near_misses=lambda t: {"odd": (ExpectedCall("cancel_visit", {"visit": "V1"}),)}),
-        "not a call that a tool takes",
+        "near miss 'odd' has a call that is invalid",
     ),
-    "no near miss": (with_family(near_misses=lambda t: {}), "gives no near misses"),
+    "no near miss": (with_family(near_misses=lambda t: {}), "has no near misses"),
     "agent that breaks the rules": (
         with_family(scripted=lambda t, r, error_rate: CLINIC.families[t.family].scripted(t, r, 1e9)),
         "the scripted agent without errors ended with done, reward 0",
     ),
-    "agent that says nothing at all": (with_family(scripted=silent_agent), "stopped before it said"),
+    "agent that says nothing at all": (with_family(scripted=silent_agent), "returned before it said"),
     "task that changes from one building to the next": (with_family(build=build_that_counts()), "two tasks"),
-    "task of another version": (with_tasks(version=99), "version is 99, wanted 1"),
-    "task of another split": (with_tasks(split="heldout"), "split is 'heldout', wanted 'train'"),
+    "task of another version": (with_tasks(version=99), "version is 99, expected 1"),
+    "task of another split": (with_tasks(split="heldout"), "split is 'heldout', expected 'train'"),
     "task without pressure": (with_tasks(labels={}), "no number 'pressure'"),
     "reading tool that writes": (with_tool("list_visits", function=peek_and_cancel), "list_visits changed a row"),
     "mutating tool that does not": (with_tool("cancel_visit", function=nothing_happens), "cancel_visit changed no"),
@@ -172,7 +172,7 @@ def test_a_tool_that_no_task_uses_is_found():
     spare = dataclasses.replace(CLINIC.tools[0], name="find_anyone")
     domain = small(dataclasses.replace(CLINIC, tools=(*CLINIC.tools, spare)))
     assert find_problems(domain) == [
-        "tool find_anyone: no task expects a call of it, so nothing proves it; use or remove it."
+        "tool find_anyone: no task expects a call of it, so nothing tests it; use or remove it."
     ]
 
 

@@ -254,7 +254,7 @@ def test_what_cannot_be_is_said_before_anything_starts():
         ToolEnv(END_RENTAL, start="forked")
     with pytest.raises(ActionError, match=r"give a datetime\.datetime"):
         ToolEnv(END_RENTAL, clock="2025-10-01")
-    with pytest.raises(ConfigError, match="no judge 'maybe'"):
+    with pytest.raises(ConfigError, match="unknown judge 'maybe'"):
         ToolEnv(END_RENTAL, judge="maybe").reset(seed=0)
 
 

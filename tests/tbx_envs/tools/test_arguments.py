@@ -84,7 +84,7 @@ def test_null_for_an_optional_argument_is_as_if_it_were_not_there():
         ("days", None),
     ],
 )
-def test_what_does_not_fit_is_refused_and_the_argument_named(name, value):
+def test_what_does_not_fit_is_rejected_and_the_argument_named(name, value):
     with pytest.raises(InvalidCall, match=rf"move was not called\..*{name}"):
         checked_arguments(move, {**VALID, name: value})
 

@@ -269,7 +269,7 @@ def test_a_users_model_that_is_down_voids_the_episode_and_scores_nothing(kiosk):
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_an_endpoint_that_refuses_everybody_ends_the_run_and_voids_no_episode(user_of, kiosk, concurrency):
+def test_an_endpoint_that_answers_no_request_ends_the_run_and_voids_no_episode(user_of, kiosk, concurrency):
     user, server = user_of(Answers(401, {"error": "no"}))
     started, ended = [], []
 

@@ -8,7 +8,7 @@ from tbx_envs.errors import ConfigError
 from tbx_envs.web.access import Access, read_token
 
 
-def test_without_tokens_everybody_passes_and_nobody_is_privileged() -> None:
+def test_without_tokens_every_client_passes_and_none_is_privileged() -> None:
     assert [Access().allows(token) for token in (None, "", "any")] == [(True, False)] * 3
 
 
@@ -24,7 +24,7 @@ def test_tokens_are_never_shown() -> None:
     assert "secret" not in repr(Access(privileged_token="secret-1", agent_token="secret-2"))
 
 
-def test_an_agent_s_token_alone_or_twice_the_same_is_refused() -> None:
+def test_an_agent_s_token_alone_or_twice_the_same_is_rejected() -> None:
     with pytest.raises(ConfigError, match="none for the harness"):
         Access(agent_token="agent")
     with pytest.raises(ConfigError, match="are the same"):
@@ -38,7 +38,7 @@ def test_a_token_is_read_from_a_variable_or_a_file(tmp_path: Path) -> None:
     assert read_token("privileged", variable=None, file=None, environ=environ) is None
     assert read_token("privileged", variable="TOKEN", file=None, environ=environ) == "from-variable"
     assert read_token("privileged", variable=None, file=file, environ=environ) == "from-file"
-    with pytest.raises(ConfigError, match="Name one of them"):
+    with pytest.raises(ConfigError, match="Name only one"):
         read_token("privileged", variable="TOKEN", file=file, environ=environ)
 
 

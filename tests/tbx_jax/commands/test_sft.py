@@ -1,4 +1,4 @@
-"""The warm start: demonstrations are laid out as rollouts are, and a tiny one goes from nothing to a folder."""
+"""SFT: demonstrations are laid out as rollouts are, and a tiny one goes from nothing to a folder."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import pytest
 from small_model import CONFIG, HYBRID
 
 from tbx_envs.errors import ShapeError
-from tbx_jax.models.cache import NO_TOKEN, append, cache_letters, empty_cache, states_of
+from tbx_jax.models.cache import NO_TOKEN, append, cache_axes, empty_cache, states_of
 
 appended = jax.jit(append)
 ROOM = 24
@@ -67,7 +67,7 @@ def test_a_hybrid_keeps_states_and_only_the_keys_of_its_layers_of_attention():
         (2, 2, 3, 3, 59),
         (2, 2, 3, 3, 16, 9),
     )
-    assert jax.tree.structure(cache_letters(config)) == jax.tree.structure(cache)
+    assert jax.tree.structure(cache_axes(config)) == jax.tree.structure(cache)
     full = cache._replace(states=jax.tree.map(jnp.ones_like, cache.states), length_b=jnp.array([0, 5, 1]))
     for state in states_of(full, jnp.array([2, 0])):
         assert np.all(state[:, :, 0] == 1) and np.all(state[:, :, 1] == 0)

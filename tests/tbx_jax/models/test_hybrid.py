@@ -11,8 +11,8 @@ from tbx_envs.errors import ConfigError, ShapeError
 from tbx_jax import models
 from tbx_jax.config import MeshConfig
 from tbx_jax.mesh import build_mesh, shard_tree
-from tbx_jax.models import append_fresh, parameter_letters, unembed, with_cache
-from tbx_jax.models.cache import append, cache_letters, empty_cache
+from tbx_jax.models import append_fresh, parameter_axes, unembed, with_cache
+from tbx_jax.models.cache import append, cache_axes, empty_cache
 
 MODEL, PARAMS = small_model(**HYBRID)
 apply = jax.jit(models.apply, static_argnames=("model", "attend_length", "remat"))
@@ -33,7 +33,7 @@ def whole():
     return np.asarray(apply(MODEL, PARAMS, jnp.array(TOKENS))[0])
 
 
-def take_in(cache, chunks):
+def prefilled(cache, chunks):
     """The cache and hidden states after each row took in its own ids, in a chunk of 16 or one step."""
     width = 16 if max(map(len, chunks)) > 1 else 1
     tokens, valid = np.full((3, width), 7, np.int32), np.zeros((3, width), bool)
@@ -63,7 +63,7 @@ def test_ragged_chunks_and_single_steps_through_the_cache_equal_the_pass_without
     cache, done = empty_cache(MODEL.config, 3, ROOM), np.zeros(3, int)
     for counts in ([2, 0, 16], [0, 5, 1], [16, 16, 3], [1, 1, 1], [1, 0, 1], [4, 0, 16]):
         places = [slice(at, at + count) for at, count in zip(done, counts, strict=True)]
-        cache, hidden = take_in(cache, [TOKENS[row, place] for row, place in enumerate(places)])
+        cache, hidden = prefilled(cache, [TOKENS[row, place] for row, place in enumerate(places)])
         for row, count in enumerate(counts):
             if count:
                 assert_close(hidden[row, :count], whole[row, places[row]])
@@ -72,7 +72,7 @@ def test_ragged_chunks_and_single_steps_through_the_cache_equal_the_pass_without
 
 
 def test_some_rows_in_any_order_move_only_their_own_states(whole):
-    cache, _ = take_in(empty_cache(MODEL.config, 3, ROOM), TOKENS[:, :10])
+    cache, _ = prefilled(empty_cache(MODEL.config, 3, ROOM), TOKENS[:, :10])
     slots, num_new = jnp.array([2, 0]), jnp.array([5, 0])
     chunk = jnp.array(TOKENS[[2, 0], 10:18])
     hidden, fresh = jax.jit(with_cache, static_argnums=(0, 4))(MODEL, PARAMS, chunk, cache, 16, slots, num_new)
@@ -82,23 +82,23 @@ def test_some_rows_in_any_order_move_only_their_own_states(whole):
     for before, after in zip(cache.states, moved.states, strict=True):
         np.testing.assert_array_equal(after[:, :, :2], before[:, :, :2])
         assert not np.array_equal(after[:, :, 2], before[:, :, 2])
-    _, hidden = take_in(moved, [TOKENS[0, 10:11], TOKENS[1, 10:11], TOKENS[2, 15:16]])
+    _, hidden = prefilled(moved, [TOKENS[0, 10:11], TOKENS[1, 10:11], TOKENS[2, 15:16]])
     assert_close(hidden[:, 0], whole[[0, 1, 2], [10, 10, 15]])
 
 
 def test_rows_that_took_in_nothing_keep_what_others_wrote_meanwhile():
     """Two dispatches that read the same cache, one kept after the other: padding of the second undoes nothing."""
-    cache, _ = take_in(empty_cache(MODEL.config, 3, ROOM), TOKENS[:, :10])
+    cache, _ = prefilled(empty_cache(MODEL.config, 3, ROOM), TOKENS[:, :10])
     old = models.fresh_buffer(MODEL, cache, 1)
-    newer, _ = take_in(cache, TOKENS[:, 10:11])
+    newer, _ = prefilled(cache, TOKENS[:, 10:11])
     kept = append_fresh(newer, old, jnp.zeros((3, 1), jnp.int32), jnp.zeros(3, jnp.int32))
     jax.tree.map(np.testing.assert_array_equal, kept.states, newer.states)
 
 
 def test_a_row_of_length_zero_starts_anew_whatever_its_state_holds(whole):
-    used, _ = take_in(empty_cache(MODEL.config, 3, ROOM), TOKENS[:, 20:36])
+    used, _ = prefilled(empty_cache(MODEL.config, 3, ROOM), TOKENS[:, 20:36])
     assert all(np.any(state) for state in used.states)
-    _, hidden = take_in(used._replace(length_b=used.length_b * 0), TOKENS[:, :16])
+    _, hidden = prefilled(used._replace(length_b=used.length_b * 0), TOKENS[:, :16])
     assert_close(hidden, whole[:, :16])
 
 
@@ -132,10 +132,10 @@ def test_every_parameter_and_every_part_of_the_cache_names_its_axes():
     jax.tree.map(
         lambda leaf, letters: np.testing.assert_equal(leaf.shape, tuple(sizes[letter] for letter in letters.split())),
         params,
-        parameter_letters(model),
+        parameter_axes(model),
     )
     cache = empty_cache(model.config, 3, 9)
-    for leaf, letters in zip(jax.tree.leaves(cache), jax.tree.leaves(cache_letters(model.config)), strict=True):
+    for leaf, letters in zip(jax.tree.leaves(cache), jax.tree.leaves(cache_axes(model.config)), strict=True):
         # `m` is the reach of token shift in one array and that of the convolution in another.
         shape = tuple(sizes.get(letter) for letter in letters.split())
         assert all(size in (None, given) for size, given in zip(shape, leaf.shape, strict=True))
@@ -144,7 +144,7 @@ def test_every_parameter_and_every_part_of_the_cache_names_its_axes():
 def test_eight_devices_give_what_one_gives(whole):
     rules = {"d": "fsdp", "f": "tensor", "n": "tensor", "k": "tensor"}
     mesh = build_mesh(MeshConfig(axes={"fsdp": 4, "tensor": 2}, rules=rules))
-    sharded = shard_tree(PARAMS, parameter_letters(MODEL), mesh, rules)
+    sharded = shard_tree(PARAMS, parameter_axes(MODEL), mesh, rules)
     assert sharded["layers"]["delta"]["gate"].addressable_shards[0].data.shape == (2, 2, 2, 6)
     assert_close(apply(MODEL, sharded, shard_tree(TOKENS, "b t", mesh, {}))[0], whole)
 

@@ -11,7 +11,7 @@ from tbx_envs.errors import ConfigError, ShapeError
 from tbx_jax import models
 from tbx_jax.config import MeshConfig, RopeScaling
 from tbx_jax.mesh import build_mesh, shard_tree
-from tbx_jax.models import parameter_letters, unembed
+from tbx_jax.models import parameter_axes, unembed
 from tbx_jax.models.cache import empty_cache
 
 # Compiled as a whole: op by op the same takes many times longer.
@@ -149,7 +149,7 @@ def test_every_parameter_names_its_axes():
     def check(leaf, letters):
         assert leaf.shape == tuple(sizes[letter] for letter in letters.split())
 
-    jax.tree.map(check, params, parameter_letters(model))
+    jax.tree.map(check, params, parameter_axes(model))
 
 
 def test_bfloat16_stays_near_float32_and_keeps_parameters_and_logits_in_float32():
@@ -175,7 +175,7 @@ def test_eight_devices_give_what_one_gives(axes, rules):
     model, params = small_model()
     mesh = build_mesh(MeshConfig(axes=axes, rules=rules))
     tokens = random_tokens(9, 8, 12)
-    sharded = shard_tree(params, parameter_letters(model), mesh, rules)
+    sharded = shard_tree(params, parameter_axes(model), mesh, rules)
     assert len(sharded["layers"]["query"].sharding.device_set) == 8
     assert sharded["layers"]["query"].addressable_shards[0].data.shape[1] == 8 // axes["fsdp"]
     spread = token_logps(model, sharded, shard_tree(tokens, "b t", mesh, rules))

@@ -18,7 +18,7 @@ from tbx_envs.errors import CheckpointError, ConfigError
 from tbx_envs.testing.byte_tokenizer import byte_tokenizer
 from tbx_jax.config import MeshConfig, RopeScaling
 from tbx_jax.mesh import build_mesh
-from tbx_jax.models import abstract, compute_params, parameter_letters, token_logps
+from tbx_jax.models import abstract, compute_params, parameter_axes, token_logps
 from tbx_jax.models.hub_config import hub_type, read_config, write_config
 from tbx_jax.models.hub_tensors import flat
 from tbx_jax.policies.tensor_files import TensorFiles
@@ -112,7 +112,7 @@ def test_tensors_go_straight_to_where_the_rules_put_them(name, rules, axes, tmp_
     save_policy(tmp_path / "policy", model, params, tokenizer)
     mesh = build_mesh(MeshConfig(axes=axes, rules=rules))
     _, loaded = load_model(tmp_path / "policy", mesh=mesh, rules=rules)
-    letters = flat(parameter_letters(model))
+    letters = flat(parameter_axes(model))
     for path, leaf in flat(loaded).items():
         np.testing.assert_array_equal(leaf, flat(params)[path])
         split = [rules[letter] for letter in letters[path].split() if letter in rules]

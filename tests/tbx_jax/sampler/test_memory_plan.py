@@ -8,8 +8,8 @@ from small_model import CONFIG, HYBRID_SIZES, SAMPLING, VOCABULARY, small_model
 from tbx_envs.errors import ConfigError
 from tbx_jax.config import MeshConfig
 from tbx_jax.mesh import build_mesh, shard_tree
-from tbx_jax.models import parameter_letters
-from tbx_jax.models.cache import cache_letters, empty_cache
+from tbx_jax.models import parameter_axes
+from tbx_jax.models.cache import cache_axes, empty_cache
 from tbx_jax.sampler import memory_plan
 from tbx_jax.sampler.memory_plan import device_memory, plan_memory
 from tbx_jax.sampler.sampler import Sampler
@@ -27,8 +27,8 @@ def test_parameters_and_cache_are_what_one_device_of_a_mesh_holds(dtype):
     mesh = build_mesh(MeshConfig(axes={"fsdp": 2}, rules=RULES))
     sampling = SAMPLING.model_copy(update={"cache_dtype": dtype})
     plan = plan_memory(MODEL, sampling, 120, mesh=mesh, rules=RULES)
-    params = shard_tree(PARAMS, parameter_letters(MODEL), mesh, RULES)
-    cache = shard_tree(empty_cache(CONFIG, SAMPLING.slots, 120, dtype), cache_letters(CONFIG), mesh, RULES)
+    params = shard_tree(PARAMS, parameter_axes(MODEL), mesh, RULES)
+    cache = shard_tree(empty_cache(CONFIG, SAMPLING.slots, 120, dtype), cache_axes(CONFIG), mesh, RULES)
     assert plan.parameters == on_first_device(params)
     assert plan.cache == on_first_device(cache)
 

@@ -16,8 +16,8 @@ from tbx_jax import models
 from tbx_jax.config import MeshConfig, SamplingConfig
 from tbx_jax.keys import key_for
 from tbx_jax.mesh import build_mesh, shard_tree
-from tbx_jax.models import attention, parameter_letters, unembed
-from tbx_jax.sampler import decoding, dispatch_shapes, parking, slot_cache
+from tbx_jax.models import attention, parameter_axes, unembed
+from tbx_jax.sampler import decoding, dispatch_shapes, slot_cache, swapping
 from tbx_jax.sampler.sampler import Sampler
 
 END = frozenset({3, 11})
@@ -213,7 +213,7 @@ def test_an_episode_goes_on_after_a_turn_that_was_cut_off():
         sampler.extend(0, [1, 2], ("a", index + 1))
 
 
-PROGRAMS = (decoding.take_in, decoding.write, decoding.keep, parking._row, parking._with_row)
+PROGRAMS = (decoding.prefill, decoding.decode, decoding.commit, swapping._row, swapping._with_row)
 
 
 def num_compiled():
@@ -221,7 +221,7 @@ def num_compiled():
 
 
 def test_nothing_is_compiled_again_after_the_first_round():
-    """Prompts of all lengths, more of them than slots, admitted and parked in another order."""
+    """Prompts of all lengths, more of them than slots, admitted and swapped_out in another order."""
     play(Sampler(MODEL, END, SAMPLING, 0), PARAMS, range(40), in_flight=10)
     compiled = num_compiled()
     moved = jax.tree.map(lambda leaf: leaf + 0.0, PARAMS)
@@ -256,10 +256,10 @@ def test_a_hybrid_is_read_in_place_as_well(in_place):
 
 def test_one_program_reads_all_lengths_in_place(in_place):
     """For each number of rows; what is taken out needs one for each bucket of lengths besides."""
-    before = decoding.write._cache_size()
+    before = decoding.decode._cache_size()
     sampler = Sampler(MODEL, END, SAMPLING, 0)
     play(sampler, PARAMS, range(12))
-    assert decoding.write._cache_size() - before <= len(sampler._rows.shapes.write_rows)
+    assert decoding.decode._cache_size() - before <= len(sampler._rows.shapes.decode_rows)
 
 
 def test_long_rows_of_a_small_model_go_in_smaller_groups_and_write_the_same(monkeypatch):
@@ -267,17 +267,17 @@ def test_long_rows_of_a_small_model_go_in_smaller_groups_and_write_the_same(monk
     monkeypatch.setattr(dispatch_shapes, "_TAKEN_OUT", 150 * rows._cache.position_bytes)
     sampler = Sampler(MODEL, END, GREEDY, 0)
     sizes = set()
-    write = decoding.write
+    write = decoding.decode
 
     def counted(model, params, cache, slot_b, turns, end_ids, **static):
         sizes.add(len(turns.last_b))
         assert len(turns.last_b) * static["attend_length"] <= 150
         return write(model, params, cache, slot_b, turns, end_ids, **static)
 
-    monkeypatch.setattr(slot_cache, "write", counted)
+    monkeypatch.setattr(slot_cache, "decode", counted)
     tokens, written = play(sampler, PARAMS, range(10))
     assert_written_as_by_a_plain_loop(tokens, written)
-    assert max(sizes) == 2 < max(rows.shapes.write_rows)
+    assert max(sizes) == 2 < max(rows.shapes.decode_rows)
 
 
 @pytest.mark.parametrize("reads", [None, "in_place"])
@@ -288,7 +288,7 @@ def test_a_cache_split_over_two_devices_changes_no_token(reads, request):
     mesh = build_mesh(MeshConfig(axes={"fsdp": 2}, rules=rules))
     sampling = SAMPLING.model_copy(update={"slots": 2})
     spread = Sampler(MODEL, END, sampling, 0, mesh=mesh, rules=rules)
-    params = shard_tree(PARAMS, parameter_letters(MODEL), mesh, rules)
+    params = shard_tree(PARAMS, parameter_axes(MODEL), mesh, rules)
     wanted = words(play(Sampler(MODEL, END, sampling, 0), PARAMS, range(4), turns=2)[1])
     assert words(play(spread, params, range(4), turns=2)[1]) == wanted
     assert len(spread._rows._cache.values_lbksh.sharding.device_set) == 2
@@ -340,18 +340,18 @@ def test_an_idle_episode_is_parked_only_when_another_needs_its_slot_and_the_idle
     begin = lambda *numbers: [table.begin(number, prompt(2), (number,)) for number in numbers]  # noqa: E731
     extend = lambda *numbers: [table.extend(number, [1], (number, 1)) for number in numbers]  # noqa: E731
     ended = lambda: [turn.episode for turn in table.advance(PARAMS)]  # noqa: E731
-    parked = lambda: [number for number, episode in table._episodes.items() if episode.parked]  # noqa: E731
+    swapped_out = lambda: [number for number, episode in table._episodes.items() if episode.swapped]  # noqa: E731
     begin(0, 1, 2, 3, 4, 5)
-    assert (ended(), parked()) == ([0, 1, 2, 3, 4, 5], [])
+    assert (ended(), swapped_out()) == ([0, 1, 2, 3, 4, 5], [])
     begin(6)
-    assert (ended(), parked()) == ([6], [0])
+    assert (ended(), swapped_out()) == ([6], [0])
     extend(5, 4, 3, 2, 1, 0)
-    assert (ended(), parked(), table.num_parked) == ([0, 1, 2, 3, 4, 5], [6], 1)
+    assert (ended(), swapped_out(), table.num_swapped_out) == ([0, 1, 2, 3, 4, 5], [6], 1)
     begin(7), extend(6)
-    assert (ended(), parked()) == ([6, 7], [0, 1])
+    assert (ended(), swapped_out()) == ([6, 7], [0, 1])
     for number in range(8):
         table.free(number)
-    assert table.num_parked == 0 and table._seats == [None] * SAMPLING.slots
+    assert table.num_swapped_out == 0 and table._slots == [None] * SAMPLING.slots
 
 
 def test_a_turn_without_room_ends_without_a_slot():

@@ -125,6 +125,13 @@ def test_two_calls_of_one_id_and_two_results_of_one_call_are_refused():
     assert "messages[2]: tool_call_id 'call_0' answers no call" in str(refusal(messages=[turn, result, result]))
 
 
+@pytest.mark.parametrize("wrong", [{"content": 5}, {"content": "", "tool_calls": [{}, called()]}], ids=str)
+def test_a_fault_of_one_message_is_not_held_against_the_results_that_follow(wrong):
+    turn = {"role": "assistant", "tool_calls": [called()], **wrong}
+    error = refusal(messages=[turn, {"role": "tool", "tool_call_id": "call_0", "content": "ok"}])
+    assert "messages[0]" in str(error) and "messages[1]" not in str(error)
+
+
 def test_all_problems_of_a_request_come_in_one_message():
     error = refusal(n=3, stream=True, messages=[{"role": "user"}, {"role": "critic"}], tools={})
     for field in ("n 3", "stream True", "messages[0]", "messages[1]", "tools: an object"):

@@ -94,6 +94,7 @@ def test_a_session_from_beginning_to_end(running: Running) -> None:
 
 
 def test_a_slow_mutating_tool_is_executed_once_by_a_client_that_retries(running: Running) -> None:
+    running.create()  # imports the server, which may take longer than the time limit below
     name = running.create(timeout=1.0)
     for _ in range(6):
         reply = running.call(name, "book", seat=f"slow {name}", wait_s=30)
@@ -142,10 +143,10 @@ def test_test_code_reaches_reserved_tools_with_the_token_only(running: Running) 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--host", "0.0.0.0"], "reached from other machines, and there is no token"),
+        (["--host", "0.0.0.0"], "reached from other machines, and no token is configured"),
         (["--token-env", "TBX_NOT_SET"], "environment variable TBX_NOT_SET is empty or unset"),
-        (["--clock", "yesterday"], "--clock yesterday is no date and time"),
-        (["--clock-runs"], "there is no --clock"),
+        (["--clock", "yesterday"], "--clock yesterday is not a date and time"),
+        (["--clock-runs"], "--clock-runs needs --clock"),
         (["--agent-token-env", "HOME"], "none for the harness"),
         (["--servers", "/no/such/file.yaml"], "/no/such/file.yaml"),
         (["--idle-minutes", "-1"], "--idle-minutes"),

@@ -316,7 +316,7 @@ def test_destroying_twice_is_no_error(api: Served) -> None:
     assert api.error("/get_effects", session_id=name) == "Session does not exist: it was destroyed"
 
 
-def test_garbage_collection_takes_what_nobody_uses() -> None:
+def test_garbage_collection_ends_unused_sessions() -> None:
     with serving() as served, ThreadPoolExecutor(1) as threads:
         (idle, idle_session), (busy, busy_session) = served.create(), served.create(timeout=20)
         hung = threads.submit(
@@ -443,7 +443,7 @@ def test_the_privileged_token_reaches_any_tool_of_a_server(guarded: Served) -> N
     assert guarded.error("/call_tool", session_id=name, tool_name="__reserved__server_tool", arguments={})
 
 
-def test_a_web_page_of_another_origin_is_refused(api: Served) -> None:
+def test_a_web_page_of_another_origin_is_rejected(api: Served) -> None:
     assert api.post("/session_destroy_all", {}, Origin="https://example.org").status_code == 403
     assert api.post("/session_info", {"session_id": "nobody"}, Origin="http://localhost:3000").status_code == 400
 

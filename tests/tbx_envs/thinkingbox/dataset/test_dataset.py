@@ -77,16 +77,16 @@ def test_of_two_files_with_one_name_the_one_that_the_name_leads_to_is_known(writ
     assert first.task("a_b.py:test_1").path == "test_case/a_b.py"
 
 
-def test_two_files_with_one_name_that_leads_to_neither_are_refused(written):
+def test_two_files_with_one_name_that_leads_to_neither_are_rejected(written):
     files = {"test_case/x/a.py": file_of("test_1"), "test_case/y/a.py": file_of("test_1")}
-    with pytest.raises(DatasetProblems, match=r"test 'test_1' would be a\.py:test_1, as one in test_case/x/a\.py is"):
+    with pytest.raises(DatasetProblems, match=r"test 'test_1' would be a\.py:test_1, like one in test_case/x/a\.py"):
         Dataset(written(files)).refuse_unreadable()
 
 
-def test_tests_that_would_share_an_id_are_refused(written):
+def test_tests_that_would_share_an_id_are_rejected(written):
     text = "test_cases:\n- uid: a b\n- uid: a?b\n"
     with pytest.raises(
-        DatasetProblems, match=r"a\.yaml:a b and a\.yaml:a\?b would have one id, ThinkingBox/a\.yaml\.a_b-v0"
+        DatasetProblems, match=r"a\.yaml:a b and a\.yaml:a\?b would have the same id, ThinkingBox/a\.yaml\.a_b-v0"
     ):
         Dataset(written({"test_case/a.yaml": text})).refuse_unreadable()
 
@@ -125,7 +125,7 @@ def test_all_names_that_lead_to_no_test_are_told(written, tmp_path):
     for words, text in zip(
         [
             "write file.py:test",
-            "there is no 'abc.py' where it belongs. Did you mean 'ab.py'?",
+            "there is no 'abc.py' in its place. Did you mean 'ab.py'?",
             "has no 'test_2'",
             "tags it skip",
             "there is no 'er.py'",
@@ -164,12 +164,12 @@ def test_validating_tells_every_problem_of_every_file_once(written):
     with pytest.raises(DatasetProblems, match=r"dataset 'checkout' in .*checkout: 5 problem\(s\)") as raised:
         dataset.validate()
     assert str(raised.value).splitlines()[1:] == [
-        "  dataset/test_case/b.py line 1: this is no Python: invalid syntax",
+        "  dataset/test_case/b.py line 1: this is not Python: invalid syntax",
         "  dataset/scenario/shop.yaml line 1: 'tools' is missing; add it",
         "  dataset/test_case/c.py line 3: there is no scenario 'none'. There is shop.",
         "  releases/v1/testlist_v1.yaml line 2: 'a.py:test_9': there is no such task, or it is tagged skip."
         " Did you mean 'a.py:test_2', 'a.py:test_1', 'c.py:test_1'?",
-        "  releases/v1/testlist_v1.yaml line 3: 'a.py' is no name of a test; write file.py:test",
+        "  releases/v1/testlist_v1.yaml line 3: 'a.py' is not the name of a test; write file.py:test",
     ]
 
 

@@ -43,7 +43,7 @@ def test_another_text_or_another_reader_is_another_entry(own_cache):
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", b"{}", b"0" * 64 + b"\n1"])
-def test_a_damaged_entry_counts_as_missing_and_is_mended(own_cache, damage):
+def test_a_damaged_entry_counts_as_missing_and_is_replaced(own_cache, damage):
     cached_json("kind", TEXT, Reader(1))
     [entry] = entries(own_cache)
     whole = entry.read_bytes()

@@ -87,21 +87,21 @@ def test_the_benchmarks_tasks_are_held_out(locked):
         {"init": "{rows: [2]}", "query": "sell  me a BIKE."},
     ],
 )
-def test_a_copy_is_refused_whatever_it_is_called(copied, changes):
+def test_a_copy_is_rejected_whatever_it_is_called(copied, changes):
     uid = copied(**changes)
     assert benchmark_uids([uid]) == (uid,)
     with pytest.raises(ConfigError, match=rf"1 of 1 tasks are of .* such as {re.escape(uid)}"):
         refuse_heldout([uid])
 
 
-def test_a_task_with_the_uid_of_one_is_refused_whatever_it_holds(locked, written):
+def test_a_task_with_the_uid_of_one_is_rejected_whatever_it_holds(locked, written):
     changes = {"query": "Other.", "context": "Other.", "init": "{}"}
     register_dataset(written({"test_case/bench.py": TEST.format(**{**ORIGINAL, **changes})}))
     assert benchmark_uids(["bench.py:test_a"]) == ("bench.py:test_a",)
 
 
 @pytest.mark.parametrize("changes", [{"query": "Sell me two bikes."}, {"context": "You are Ben."}])
-def test_another_task_is_not_refused(copied, changes):
+def test_another_task_is_not_rejected(copied, changes):
     uid = copied(**changes)
     refuse_benchmark([uid], purpose="training")
     assert find_task(uid).split == "train" and not pool_of(uid).trained_on_benchmark
@@ -111,7 +111,7 @@ def test_built_in_tasks_are_no_part_of_it():
     refuse_benchmark(select_tasks("all"), purpose="training")  # without registering any dataset
 
 
-def test_a_pool_refuses_the_benchmark_and_with_the_override_is_marked(copied, tmp_path):
+def test_a_pool_rejects_the_benchmark_and_with_the_override_is_marked(copied, tmp_path):
     uid = copied()
     with pytest.raises(ConfigError, match=r"a pool on them would spoil it"):
         pool_of(uid)
@@ -169,12 +169,12 @@ def test_the_lock_that_ships_has_507_tasks_and_no_words_of_theirs():
 
 
 @pytest.mark.parametrize("line", ["a.py:b", f"a.py:b {'0' * 64}", f"a.py:b {'0' * 64} short", "a b c d"])
-def test_a_lock_with_a_line_that_is_none_is_refused(line):
+def test_a_lock_with_a_line_that_is_none_is_rejected(line):
     with pytest.raises(DomainError, match=r"benchmark\.lock line 2: wanted '<uid> <content key> <words key>'"):
         parse_lock(f"# words\n{line}\n")
 
 
-def test_an_empty_lock_refuses_nothing(bikeshop):
+def test_an_empty_lock_rejects_nothing(bikeshop):
     assert parse_lock("# nothing\n").uids == frozenset()
 
 

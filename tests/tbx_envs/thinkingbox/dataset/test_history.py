@@ -166,7 +166,7 @@ def test_a_reference_to_nothing_is_told_where_it_stands(speech, reference, said)
 
 
 @pytest.mark.parametrize("reference", ["a", "a:0", ":0:", "", 5, {"key": "a"}, {"key": "a", "start": 1.5, "end": ""}])
-def test_a_reference_that_is_none_is_refused(reference):
+def test_a_reference_that_is_none_is_rejected(reference):
     with pytest.raises(ValueError, match=r"HistoryReference"):
         HistoryReference.model_validate(reference)
 
@@ -180,7 +180,7 @@ def test_a_reference_that_is_none_is_refused(reference):
         ("$history: {a: [5]}", "history"),
     ],
 )
-def test_a_file_of_messages_that_is_none_is_refused(tmp_path, text, said):
+def test_a_file_of_messages_that_is_none_is_rejected(tmp_path, text, said):
     (tmp_path / "a.meta.yaml").write_text(text)
     with pytest.raises(DatasetProblems, match=said):
         load(tmp_path / "a.meta.yaml", "a:0:")

@@ -224,7 +224,7 @@ def test_all_problems_of_all_files_of_a_task_are_told_together(written):
         *elsewhere,
         ("a.py", 4, "'query': input should be a valid string; it is [5]"),
         ("a.py", 5, "'max_agent_sim_turns': input should be greater than or equal to 0; it is -1"),
-        ("a.py", 6, "tag 1 is no text; write text"),
+        ("a.py", 6, "tag 1 is not text; write text"),
         *scenario,
     ]
     history = ("a.py", 12, "history 'other:0:': no group 'other' in a.meta.yaml. It has 'k'.")

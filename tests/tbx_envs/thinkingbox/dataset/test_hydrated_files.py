@@ -77,7 +77,7 @@ def test_lines_that_are_no_cases_are_told_at_once(jsonl):
     with pytest.raises(DatasetProblems) as raised:
         dataset.refuse_unreadable()
     assert [problem.line for problem in raised.value.problems] == [1, 3, 4, 5]
-    assert "a.py:test_a is at line 2 already" in str(raised.value)
+    assert "a.py:test_a is already at line 2" in str(raised.value)
     with pytest.raises(DatasetProblems) as raised:
         dataset.validate()
     assert [problem.line for problem in raised.value.problems] == [1, 3, 4, 5, 6]

@@ -76,7 +76,7 @@ def test_a_list_keeps_its_order(tmp_path):
     ("text", "lines"),
     [("", [1]), ("a: 1", [1]), ("[]", [1]), ("- a:b\n- 5\n- {a: b}\n- c:d\n- a:b\n", [2, 3, 5])],
 )
-def test_a_list_that_is_none_is_refused_with_all_lines(tmp_path, text, lines):
+def test_a_list_that_is_none_is_rejected_with_all_lines(tmp_path, text, lines):
     (tmp_path / "list.yaml").write_text(text)
     with pytest.raises(DatasetProblems) as raised:
         read_test_list(tmp_path / "list.yaml")

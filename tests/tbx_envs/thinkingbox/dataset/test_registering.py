@@ -114,7 +114,7 @@ def test_a_test_list_registers_only_what_it_names(bikeshop):
         select_tasks("bikeshop_v1")
 
 
-def test_two_datasets_with_the_same_tests_are_refused_and_both_named(shop, written):
+def test_two_datasets_with_the_same_tests_are_rejected_and_both_named(shop, written):
     register_dataset(shop)
     other = written({"test_case/shop_a.py": (shop / "test_case/shop_a.py").read_text()}, root="second")
     with pytest.raises(
@@ -126,18 +126,18 @@ def test_two_datasets_with_the_same_tests_are_refused_and_both_named(shop, writt
     assert select_tasks("datasets") == ("shop_a.py:test_1", "shop_a.py:test_2", *third.uids())
 
 
-def test_two_datasets_of_one_name_are_refused(shop, written):
+def test_two_datasets_of_one_name_are_rejected(shop, written):
     register_dataset(shop, name="one")
     other = written({"test_case/other.py": "def t(x):\n    '!query: a'\n"}, root="second")
-    with pytest.raises(DomainError, match=r"two datasets are called 'one'"):
+    with pytest.raises(DomainError, match=r"two datasets have the name 'one'"):
         register_dataset(other, name="one")
     for reserved in ("all", "clinic", "datasets"):
-        with pytest.raises(DomainError, match=rf"cannot be called '{reserved}'"):
+        with pytest.raises(DomainError, match=rf"cannot be named '{reserved}'"):
             register_dataset(other, name=reserved)
 
 
 def test_a_dataset_that_cannot_be_read_is_not_registered(written):
-    with pytest.raises(DomainError, match=r"this is no Python"):
+    with pytest.raises(DomainError, match=r"this is not Python"):
         register_dataset(written({"test_case/a.py": "("}))
     assert registered_datasets() == ()
 
@@ -147,7 +147,7 @@ def test_without_any_dataset_it_is_told_how_to_get_one():
         find_task("a.py:test")
     with pytest.raises(ConfigError, match=r"no dataset is registered"):
         select_tasks("datasets")
-    with pytest.raises(ConfigError, match=r"no task matches 'a\.py:\*'. There are 0\."):
+    with pytest.raises(ConfigError, match=r"no task matches 'a\.py:\*'. 0 tasks are known\."):
         select_tasks("a.py:*")
 
 
@@ -234,7 +234,7 @@ def test_a_broken_entry_warns_at_import_and_is_an_error_when_used(bikeshop, tmp_
     (kind, first), (_, second) = seen["warnings"]
     assert kind == "RuntimeWarning" and seen["ids"] == []
     assert "broken is not registered" in first and "2 problem(s)" in first and "line 1" in first and "none" in second
-    for words in ("TBX_DATASETS names what could not be registered", "line 1", "line 2", "there is no such folder"):
+    for words in ("TBX_DATASETS has paths that could not be registered", "line 1", "line 2", "there is no such folder"):
         assert words in seen["query"]
 
 

@@ -29,7 +29,7 @@ def test_tags_of_hydrated_test_cases_are_a_mapping():
 
 
 def test_all_tags_that_are_none_are_told():
-    with pytest.raises(ValueError, match=r"tag 5 is no text") as raised:
+    with pytest.raises(ValueError, match=r"tag 5 is not text") as raised:
         parse_tags([5, "domain:", ["a"], "fine"])
     assert len(str(raised.value).splitlines()) == 3
 

@@ -248,13 +248,13 @@ def test_a_key_that_no_test_has_is_told_with_its_line(python_file):
         (
             "def test_a(x):\n    '!query: a'\n\ndef test_a(x):\n    '!query: b'\n",
             4,
-            "'test_a' is there already, at line 1",
+            "'test_a' exists already, at line 1",
         ),
-        ("def broken(:\n", 1, "this is no Python"),
-        ("x = '\0'\n", None, "this is no Python"),
+        ("def broken(:\n", 1, "this is not Python"),
+        ("x = '\0'\n", None, "this is not Python"),
     ],
 )
-def test_a_file_whose_tests_cannot_be_told_apart_is_refused(python_file, text, line, said):
+def test_a_file_whose_tests_cannot_be_told_apart_is_rejected(python_file, text, line, said):
     [(at, words)] = problems_of(python_file, text)
     assert (at, said in words) == (line, True), words
 
@@ -310,6 +310,6 @@ def test_yaml_files_hold_tests_as_well(python_file):
         ("test_cases:\n- uid: 5\n- {uid: 'a:b'}\n- uid: c\n- uid: c\n", [2, 3, 5], "without a colon"),
     ],
 )
-def test_a_yaml_file_without_sound_tests_is_refused(python_file, text, lines, said):
+def test_a_yaml_file_without_sound_tests_is_rejected(python_file, text, lines, said):
     found = problems_of(python_file, text, "shop.yaml")
     assert [line for line, _ in found] == lines and said in found[0][1]

@@ -233,7 +233,7 @@ def test_a_judge_that_fails_is_a_fault_and_never_a_no(worker, judge_saying):
     assert isinstance(caught.value.__cause__, EndpointError)
 
 
-def test_a_judge_that_answers_nobody_ends_the_run_whatever_the_test_makes_of_it(worker, judge_saying):
+def test_a_judge_that_answers_no_request_ends_the_run_even_if_the_test_catches_it(worker, judge_saying):
     code = code_of("try: judge.yesno('?')\nexcept Exception: pass")
     with pytest.raises(ConfigError, match="the judge: answered 401"):
         grade(worker, code, judge=judge_saying(EndpointRefused("answered 401")))
@@ -439,7 +439,7 @@ def test_a_worker_that_dies_in_a_grade_is_a_fault_and_takes_its_child_with_it(wo
 
     def run():
         code = code_of("import os, time\njudge.yesno(str(os.getpid()))\ntime.sleep(60)")
-        with pytest.raises(CheckFault, match=r"ended its process .the check worker is gone"):
+        with pytest.raises(CheckFault, match=r"ended its process .the check worker has ended"):
             grade(worker, code, judge=Telling())
 
     with ThreadPoolExecutor(1) as threads:

@@ -259,7 +259,7 @@ CASES = [
         fixtures={"lost": {"type": f"{FIXTURES}.nothing_here"}},
     ),
     Case(
-        "a fixture that nobody asks for is not made",
+        "a fixture without a parameter is not made",
         code_of("pass"),
         "passed",
         1.0,

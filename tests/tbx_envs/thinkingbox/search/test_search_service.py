@@ -20,7 +20,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 from tbx_envs.errors import ConfigError
-from tbx_envs.thinkingbox.search.search_collections import Collections, Refused
+from tbx_envs.thinkingbox.search.search_collections import Collections, RequestError
 from tbx_envs.thinkingbox.search.search_service import SearchService, ensure_search_service
 
 CHAPTERS = [
@@ -194,34 +194,34 @@ def test_texts_in_any_script_survive(client: httpx.Client) -> None:
 
 
 def test_the_longest_unused_collections_are_forgotten_first() -> None:
-    shelf = Collections(max_collections=3)
+    collections = Collections(max_collections=3)
     for name in "abc":
-        shelf.answer("POST", ["collections"], {}, {"name": name})
-    shelf.answer("GET", ["collections", "a"], {}, None)  # used
-    shelf.answer("POST", ["collections"], {}, {"name": "d"})
-    assert len(shelf) == 3
-    with pytest.raises(Refused):
-        shelf.answer("GET", ["collections", "b"], {}, None)
+        collections.answer("POST", ["collections"], {}, {"name": name})
+    collections.answer("GET", ["collections", "a"], {}, None)  # used
+    collections.answer("POST", ["collections"], {}, {"name": "d"})
+    assert len(collections) == 3
+    with pytest.raises(RequestError):
+        collections.answer("GET", ["collections", "b"], {}, None)
     for name in "acd":
-        assert shelf.answer("GET", ["collections", name], {}, None)[0] == 200
+        assert collections.answer("GET", ["collections", name], {}, None)[0] == 200
 
 
 def test_sessions_with_the_same_chapters_share_texts_and_index() -> None:
-    shelf = Collections()
+    collections = Collections()
     for name in "ab":
-        shelf.answer("POST", ["collections"], {}, {"name": name})
+        collections.answer("POST", ["collections"], {}, {"name": name})
         for source, text in CHAPTERS:
-            shelf.answer(
+            collections.answer(
                 "POST", ["collections", name, "documents"], {}, {"source": source, "text": "".join(list(text))}
             )
-        shelf.answer("POST", ["multi_search"], {"collection": name}, {"searches": [{"q": "bike"}]})
-    documents = [list(shelf._collections[name].documents.values()) for name in "ab"]
+        collections.answer("POST", ["multi_search"], {"collection": name}, {"searches": [{"q": "bike"}]})
+    documents = [list(collections._collections[name].documents.values()) for name in "ab"]
     assert all(left["text"] is right["text"] for left, right in zip(*documents, strict=True))
-    assert len(shelf._bases) == 1
+    assert len(collections._bases) == 1
     for name in "ab":
-        shelf.answer("DELETE", ["collections", name], {}, None)
-    shelf._bases.clear()
-    assert len(shelf._snippets) == 0
+        collections.answer("DELETE", ["collections", name], {}, None)
+    collections._bases.clear()
+    assert len(collections._snippets) == 0
 
 
 @pytest.mark.skipif(
@@ -237,20 +237,20 @@ def test_a_real_server_of_the_benchmark_searches_in_it_and_clears_up() -> None:
     )
     sources = [{"name": source, "snippets": [text]} for source, text in CHAPTERS]
 
-    async def session(shelf: Collections) -> tuple[int, list[str], int]:
+    async def session(collections: Collections) -> tuple[int, list[str], int]:
         async with Client(server) as client:
             await client.call_tool("__reserved__init", {"config": {"sources": sources}})
-            filled = len(shelf)
+            filled = len(collections)
             asked = {"query": "what does a broken bike cost", "max_results": 2}
             found = await client.call_tool("knowledge_base_search_policy", asked)
             await client.call_tool("__reserved__teardown", {})
         snippets = json.loads(found.content[0].text)["snippets"]
-        return filled, [snippet["source"] for snippet in snippets], len(shelf)
+        return filled, [snippet["source"] for snippet in snippets], len(collections)
 
     with ensure_search_service() as service:
         if service._stand_in is None:
             pytest.skip("another search service answers on 8108, into which we cannot look")
-        assert anyio.run(session, service._stand_in.shelf) == (1, ["bikes", "refunds"], 0)
+        assert anyio.run(session, service._stand_in.collections) == (1, ["bikes", "refunds"], 0)
 
 
 # --- who runs it --------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def test_the_stand_in_lives_as_long_as_its_last_user() -> None:
         assert again.instance != first.instance
 
 
-def test_other_hosts_than_loopback_are_refused() -> None:
+def test_other_hosts_than_loopback_are_rejected() -> None:
     for host in ("0.0.0.0", "192.0.2.1", "example.org", ""):
         with pytest.raises(ConfigError, match=r"Use 127\.0\.0\.1"):
             ensure_search_service(host, 0)
@@ -352,7 +352,7 @@ def test_a_port_that_speaks_no_http_is_an_error_too() -> None:
 def test_a_port_whose_holder_cuts_connections_is_an_error_too() -> None:
     with socket.socket() as holder:  # bound, and never listens
         holder.bind(("127.0.0.1", 0))
-        with pytest.raises(ConfigError, match="whoever holds it cuts connections"):
+        with pytest.raises(ConfigError, match="the program that uses it cuts connections"):
             ensure_search_service(port=holder.getsockname()[1])
 
 
@@ -370,7 +370,7 @@ def test_another_process_s_stand_in_is_used_and_replaced_when_it_goes() -> None:
         assert not service.answers()
         with ensure_search_service(port=port) as next_one:
             assert next_one.ours
-            assert not service.answers()  # somebody answers, but not the one that had our collections
+            assert not service.answers()  # a service answers, but not the one that had our collections
 
 
 def _hold_a_service(pipe: Any) -> None:

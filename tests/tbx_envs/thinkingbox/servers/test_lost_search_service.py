@@ -66,8 +66,8 @@ def found(session):
 def test_sessions_that_were_opened_with_it_are_void_and_new_ones_find_another(pool, owner):
     searching, finished, late = opened(pool), opened(pool), opened(pool)
     assert found(searching) == found(finished) == ["Damage.md"]
-    refusal = searching.call("find_customer", {"email": "nobody@example.org"})
-    assert "error" in json.loads(refusal.text)  # an error while the service is there is an answer
+    rejected = searching.call("find_customer", {"email": "nobody@example.org"})
+    assert "error" in json.loads(rejected.text)  # an error while the service is there is an answer
     owner.end()
     with pytest.raises(ToolFault, match=GONE):
         search(searching)

@@ -173,7 +173,7 @@ def test_a_server_that_is_not_there_is_an_error_of_configuration_that_says_what_
 
 
 @pytest.mark.parametrize("missing", ["nowhere", "desk.nowhere"])
-def test_a_module_that_the_server_imports_in_vain_is_a_fault_of_the_server(trouble_with, how, missing, tmp_path):
+def test_a_module_that_the_server_fails_to_import_is_a_fault_of_the_server(trouble_with, how, missing, tmp_path):
     package = tmp_path / "desk"
     package.mkdir()
     (package / "__init__.py").write_text(f"import {missing}\n")

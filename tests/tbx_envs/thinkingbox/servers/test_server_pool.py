@@ -460,6 +460,22 @@ def test_a_clock_that_cannot_be_set_is_said(trouble_with, tmp_path):
         pool.open({}, servers=["trouble"], clock=MOMENT)
 
 
+def test_an_interpreter_that_cannot_set_its_clock_is_told_what_to_install(trouble_with, tmp_path, how):
+    # -S: what is installed is not seen
+    without = trouble_with(command=("{python}", "-S", "-m", "bikeshop_servers.trouble"))
+    old = trouble_with()
+    (tmp_path / "time_machine-2.19.0.dist-info").mkdir()
+    (tmp_path / "time_machine-2.19.0.dist-info" / "METADATA").write_text("Name: time-machine\nVersion: 2.19.0\n")
+    old.env["PYTHONPATH"] = str(tmp_path)
+    remedy = r"Run \S+ -m pip install 'time-machine>=3', or give its tasks no clock"
+    for server, why in (without, "it has no time-machine"), (old, r"it has time-machine 2\.19\.0"):
+        said = rf"the clock of server 'trouble' cannot be set by \S+: {why}\. {remedy}"
+        with ServerPool({"trouble": server}, start=how, knowledge=False) as pool:
+            with pytest.raises(ConfigError, match=said):
+                pool.open({}, servers=["trouble"], clock=MOMENT)
+            assert pool.open({}, servers=["trouble"]).call("fine", {}).text == "fine"
+
+
 # --- many at once -------------------------------------------------------------------------------------------
 
 
@@ -572,7 +588,7 @@ if child == 0:
 print(os.waitpid(child, 0)[1], session.call("fine", {}).text)
 """,
     )
-    told = "ToolFault a pool belongs to the process that made it. Make one after the fork.\n"
+    told = "ToolFault a pool belongs to the process that created it. Create one after the fork.\n"
     assert (ran.stdout, ran.stderr) == (told * 2 + "fine\n0 fine\n", "")
 
 

@@ -121,7 +121,7 @@ def test_a_file_without_servers_has_none(tmp_path, text):
         ("use_internal_servers: 3", "use_internal_servers is 3"),
     ],
 )
-def test_a_file_of_another_kind_is_refused(tmp_path, text, problem):
+def test_a_file_of_another_kind_is_rejected(tmp_path, text, problem):
     with pytest.raises(ConfigError, match=problem.replace("[", r"\[")):
         load_servers(write(tmp_path, text), python="p")
 
@@ -133,5 +133,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 
 def test_a_server_that_is_needed_and_missing_is_named_with_its_likes(shop_servers):
     require_servers(shop_servers, ["bikes", "notes"])
-    with pytest.raises(ConfigError, match=r"no server 'bike', 'cloud_drive'. Did you mean 'bikes'\?.*no servers of"):
+    with pytest.raises(
+        ConfigError, match=r"no server 'bike', 'cloud_drive'. Did you mean 'bikes'\?.*no internal servers"
+    ):
         require_servers(shop_servers, ["notes", "bike", "cloud_drive"])

@@ -1,7 +1,7 @@
 """Fixtures of test functions: `name -> {"type": dotted path, **arguments}`, built when a test has a parameter so named.
 
-A factory's required parameters that its arguments leave open are given by name: `x`, `judge`, or another fixture. What
-comes out of a factory and is a context manager is entered, and left after the test.
+A factory's required parameters that its arguments leave open are given by name: `x`, `judge`, or another fixture. A
+fixture that is a context manager is entered, and exited after the test.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ TEST_FUNCTION = "__tb_test_fn"  # the name that test code gives to the function 
 
 
 class FixtureError(RuntimeError):
-    """A fixture cannot be built: the dataset or its installation is at fault."""
+    """A fixture cannot be built: an error of the dataset or its installation."""
 
 
 @contextlib.contextmanager
 def built(fixtures: Mapping[str, Mapping[str, Any]], code: str, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The fixtures that the test function of `code` asks for, by name, as long as the context lasts.
+    """The fixtures that the test function of `code` has parameters for, by name, during the context.
 
     Args:
-        given: what every test and every factory may ask for besides fixtures: `x` and `judge`.
+        fixtures: name -> configuration of the fixture.
+        code: test code.
+        given: values that every test and every factory may have parameters for: `x` and `judge`.
     """
     wanted = [name for name in parameters(code) if name not in given]
     with contextlib.ExitStack() as stack:
@@ -38,13 +40,13 @@ def built(fixtures: Mapping[str, Mapping[str, Any]], code: str, given: Mapping[s
 
 
 def parameters(code: str) -> list[str]:
-    """The names of the test function's positional parameters, in order; none when it is not found.
+    """The names of the test function's positional parameters, in order; empty when the function is not found.
 
-    The function is the last one that `__tb_test_fn` names, either by an assignment or by being called so itself.
+    The function is the last one that `__tb_test_fn` names, either by an assignment or by its own name.
     """
     try:
         body = ast.parse(code).body
-    except SyntaxError:  # running the code says it better
+    except SyntaxError:  # running the code gives the better message
         return []
     functions = {node.name: node.args for node in body if isinstance(node, ast.FunctionDef)}
     found = None
@@ -68,7 +70,7 @@ _Plan = tuple[str, Callable[..., Any], dict[str, Any], list[str]]  # name, facto
 
 
 def _in_order(wanted: list[str], fixtures: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]) -> list[_Plan]:
-    """What is to be built, whatever is needed for something else before it."""
+    """The fixtures to build, each after those that it needs."""
     plans: dict[str, _Plan] = {}
 
     def visit(name: str, chain: tuple[str, ...]) -> None:
@@ -103,7 +105,7 @@ def _factory(name: str, config: Mapping[str, Any]) -> tuple[Callable[..., Any], 
         raise FixtureError(f"fixture '{name}' has type {path!r}; it must be a dotted path, package.module.name.")
     try:
         return getattr(importlib.import_module(module), attribute), arguments
-    except Exception as error:  # importing runs code; an AssertionError in there is no verdict
+    except Exception as error:  # importing runs code; an AssertionError in it is no verdict
         raise FixtureError(
             f"fixture '{name}': {path} cannot be imported ({type(error).__name__}: {error}). Install it beside tbx, or "
             f"put its folder on PYTHONPATH."
@@ -111,10 +113,10 @@ def _factory(name: str, config: Mapping[str, Any]) -> tuple[Callable[..., Any], 
 
 
 def _required(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> list[str]:
-    """The parameters without a default that `arguments` does not give; keyword-only ones are never filled in."""
+    """The parameters without a default that `arguments` does not give; keyword-only ones are never filled."""
     try:
         signature = inspect.signature(factory)
-    except (ValueError, TypeError):  # written in C, says nothing of itself
+    except (ValueError, TypeError):  # written in C, without a signature
         return []
     return [
         name
@@ -129,5 +131,5 @@ def _required(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> list
 def _make(name: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     try:
         return factory(**arguments)
-    except Exception as error:  # nor is one in here: the test has not begun
+    except Exception as error:  # an AssertionError here is no verdict either: the test has not started
         raise FixtureError(f"fixture '{name}' cannot be made: {type(error).__name__}: {error}") from error

@@ -1,8 +1,8 @@
-"""The fork server of checks: everything a test imports is loaded once, and each grade runs in a forked child.
+"""The fork server of checks: everything that tests import is loaded once, and each grade runs in a forked child.
 
-Over the control socket come sockets, one for each grade. The child talks over its socket; the server keeps a copy, to
-tell at the end how the child ended. Whoever closes the other end of a grade's socket ends the grade. The server ends,
-and with it every child, when the control socket is closed or the process that began it is gone.
+The control socket delivers sockets, one for each grade. The child communicates over its socket; the server keeps a
+copy, to report how the child ended. Closing the other end of a grade's socket ends the grade. The server ends, and with
+it every child, when the control socket is closed or the process that started it has ended.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NUM_LAST_BYTES = 2000
 
 
 def main() -> None:
-    """Serve until the other end is gone. Arguments: descriptor of the control socket, settings as JSON."""
+    """Serve until the control socket is closed. Arguments: its descriptor, settings as JSON."""
     control = socket.socket(fileno=int(sys.argv[1]))
     settings = json.loads(sys.argv[2])
     sys.path.extend(settings["paths"])
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _preload() -> None:
-    """Import what tests import, so that no grade has to; what is loaded now is shared by all children."""
+    """Import what tests import, so that no grade has to; all children share what is loaded now."""
     for name in ("collections", "copy", "datetime", "decimal", "re", "thinkingbox.common.rubrics_judge"):
         importlib.import_module(name)
     importlib.import_module(".running", __package__)
@@ -55,13 +55,13 @@ def _preload() -> None:
 
 
 class _Grade:
-    """A child at work: its process, the server's copy of its socket, its working folder."""
+    """A running child: its process, the server's copy of its socket, its working folder."""
 
     def __init__(self, pid: int, sock: socket.socket, folder: str) -> None:
         self.pid, self.sock, self.folder = pid, sock, folder
 
     def kill(self) -> None:
-        """End the child and whatever it began. It is not waited for yet, so its number is still its own."""
+        """End the child and its process group. It has not been waited for yet, so its pid is still valid."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
@@ -69,10 +69,11 @@ class _Grade:
 
 
 class ForkServer:
-    """See the module.
+    """The server (see the module).
 
     Args:
-        settings: `folder` for the working folders, `memory_bytes` and `cpu_s` that a child may use.
+        control: control socket.
+        settings: `folder` for the working folders; `memory_bytes` and `cpu_s`, the limits of a child.
     """
 
     def __init__(self, control: socket.socket, settings: dict[str, Any]) -> None:
@@ -92,7 +93,7 @@ class ForkServer:
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Begin and end grades until nobody wants any."""
+        """Start and end grades until the control socket is closed or the parent has ended."""
         try:
             while os.getppid() == self._parent and self._turn():
                 pass
@@ -103,12 +104,12 @@ class ForkServer:
             shutil.rmtree(self._settings["folder"], ignore_errors=True)
 
     def _turn(self) -> bool:
-        """One look at what happened; False when the control socket is closed.
+        """Handle the next events; False when the control socket is closed.
 
-        Hang-ups first and new grades last: a new grade's socket may get the number of one that is closed here.
+        Hang-ups come first and new grades last: a new grade's socket may get the descriptor of one that is closed here.
         """
         happened = {descriptor for descriptor, _ in self._poll.poll(_LOOK_AT_PARENT_MS)}
-        for descriptor in happened & self._grades.keys():  # nobody waits for these any more
+        for descriptor in happened & self._grades.keys():  # no one waits for these any more
             self._poll.unregister(descriptor)
             self._grades[descriptor].kill()
         if self._children_ended.fileno() in happened:
@@ -128,14 +129,14 @@ class ForkServer:
         try:
             os.mkdir(folder)
             pid = os.fork()
-        except OSError as error:  # no memory, no space, too many processes: this grade has no child, others have
+        except OSError as error:  # no memory, no space, too many processes: only this grade has no child
             with contextlib.suppress(OSError):
                 sock.sendall(frame({"ended": f"no child: {error}"}))
             sock.close()
             return
         if pid == 0:
             self._be_child(sock, folder)
-        with contextlib.suppress(OSError):  # parent and child both do it, so that neither has to wait for the other
+        with contextlib.suppress(OSError):  # parent and child both call it, so that neither has to wait for the other
             os.setpgid(pid, pid)
         self._grades[sock.fileno()] = _Grade(pid, sock, folder)
         self._poll.register(sock, _HUNG_UP)
@@ -165,19 +166,19 @@ class ForkServer:
 
     def _collect_ended(self) -> None:
         for descriptor, grade, how in list(self._ended()):
-            grade.kill()  # what the child left behind in its group
+            grade.kill()  # processes that the child left behind in its group
             os.waitpid(grade.pid, 0)
             del self._grades[descriptor]
             with contextlib.suppress(KeyError):
                 self._poll.unregister(descriptor)
             message = frame({"ended": how, "last_words": _take_last_words(grade.folder + _LAST_WORDS)})
             shutil.rmtree(grade.folder, ignore_errors=True)
-            with contextlib.suppress(OSError):  # nobody may be there any more
+            with contextlib.suppress(OSError):  # the other end may be closed
                 grade.sock.send(message, socket.MSG_DONTWAIT)
             grade.sock.close()
 
     def _ended(self) -> Iterator[tuple[int, _Grade, str]]:
-        """The children that ended and are not waited for yet, and how they ended."""
+        """The children that have ended and have not been waited for, and how they ended."""
         for descriptor, grade in self._grades.items():
             found = os.waitid(os.P_PID, grade.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if found is not None:
@@ -193,7 +194,7 @@ def _how(found: os.waitid_result) -> str:
 
 
 def _die_with(server: int) -> None:
-    """End when the server does, however it ends. Linux only; elsewhere a killed server leaves its children running."""
+    """End when the server ends in any way. Linux only; elsewhere a killed server leaves its children running."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != server:
@@ -201,7 +202,7 @@ def _die_with(server: int) -> None:
 
 
 def _write_last_words_to(path: str) -> None:
-    """What Python or a library says when it crashes goes to a file, and nothing to the server's own outputs."""
+    """Redirect the messages of a crash to a file, so that nothing goes to the server's own outputs."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -215,7 +216,7 @@ def _take_last_words(path: str) -> str:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _NUM_LAST_BYTES))
             words = file.read().decode(errors="replace")
         os.unlink(path)
-    except FileNotFoundError:  # the child did not come so far
+    except FileNotFoundError:  # the child ended before it created the file
         return ""
     return words
 

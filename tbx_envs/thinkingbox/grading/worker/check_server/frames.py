@@ -1,6 +1,6 @@
 """Messages between tbx and a grade: four bytes with the length, then a JSON object.
 
-What was cut off in the middle is never taken for a message: it ends in `EOFError` or `ValueError`.
+An incomplete message is never read as a message: it raises `EOFError` or `ValueError`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def frame(message: dict[str, Any]) -> bytes:
 
 
 class FrameReader:
-    """Takes messages out of a blocking socket; keeps the beginning of one that has not come completely."""
+    """Reads messages from a blocking socket; keeps the beginning of an incomplete one."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -33,11 +33,11 @@ class FrameReader:
         self._bytes = bytearray()
 
     def read(self, timeout_s: float | None = None) -> dict[str, Any] | None:
-        """The next message; None when it did not come in time.
+        """The next message; None when it did not arrive in time.
 
         Raises:
             EOFError: the other end is closed.
-            ValueError: what came is no message.
+            ValueError: the data is not a message.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while (message := self._complete()) is None:

@@ -1,4 +1,4 @@
-"""What a test prints, kept for people: the first characters of it."""
+"""Captures the beginning of what a test prints, for people."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _NUM_CHARS = 20_000
 
 
 class Prints:
-    """Stands in for the outputs of a grade."""
+    """Replaces stdout and stderr of a grade."""
 
     def __init__(self) -> None:
         self._bytes = _Bounded()
         self._file = io.TextIOWrapper(self._bytes, encoding="utf-8", errors="backslashreplace", write_through=True)
 
     def print(self, *values: Any, **options: Any) -> None:
-        """`print` of the test code; whatever file it names, it is kept here."""
+        """`print` of the test code; its output is captured here whatever `file` it names."""
         options.pop("file", None)
         print(*values, file=self._file, **options)
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
-        """What is printed in other ways, by fixtures or modules, is kept too."""
+        """Also captures what fixtures and modules print in other ways."""
         with contextlib.redirect_stdout(self._file), contextlib.redirect_stderr(self._file):
             yield
 

@@ -1,4 +1,4 @@
-"""One grade, in a child of its own: run the test function on the evidence and say what came of it.
+"""One grade, in its own child process: runs the test function on the evidence and reports the result.
 
 No exception: passed. `AssertionError`: failed. Anything else is an error of the test or of the evidence: no verdict.
 """
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from thinkingbox.common.chat_types import TestContext
     from thinkingbox.common.judge import Judge
 
-_MODULE = "tbx_test_code"  # what test code finds as its `__name__`
+_MODULE = "tbx_test_code"  # `__name__` of test code
 _RESULT, _ARGUMENTS = "__tb_test_reward", "__tb_test_kwargs"
 _NUM_TRACEBACK_CHARS = 6000
 
 
 class Reward(pydantic.BaseModel):
-    """What a test returned, as a number; converted as the original does it, through JSON."""
+    """The return value of a test as a number; converted through JSON, as in the original."""
 
     reward: float = pydantic.Field(ge=0.0, le=1.0)
 
 
 def run(sock: socket.socket) -> None:
-    """Read one grade from the socket, run it, answer."""
+    """Read one grade from the socket, run it, send the result."""
     reader = FrameReader(sock)
     request = reader.read()
-    assert request is not None  # without a time limit something comes, or EOFError
+    assert request is not None  # without a time limit there is a message, or EOFError
     sock.sendall(frame({"begun": True}))
     result = outcome(request, Channel(sock, reader))
     sock.sendall(frame({"result": result}))
@@ -78,8 +78,8 @@ class Channel:
 
 
 def outcome(request: Mapping[str, Any], channel: Channel) -> dict[str, Any]:
-    """What came of it: `verdict` (`passed`, `failed`, `error`) and what goes with it."""
-    # Here and not above: the name can be imported in the worker alone, whose import root has it.
+    """The result: `verdict` (`passed`, `failed`, `error`) and the fields that go with it."""
+    # Imported here because only the worker, whose import root has this package, can import it.
     from thinkingbox.common.chat_types import TestContext
     from thinkingbox.common.judge import Judge
     from thinkingbox.common.mcp_proxy_client import SessionClientFixture
@@ -95,7 +95,7 @@ def outcome(request: Mapping[str, Any], channel: Channel) -> dict[str, Any]:
             context = TestContext(**request["evidence"])
             SessionClientFixture.bind(_server_caller(channel), context.session_id)
             found = _run(code, name, request["fixtures"], context, judge, prints)
-        except BaseException as error:  # the process boundary: SystemExit too is told, not obeyed
+        except BaseException as error:  # the process boundary: SystemExit, too, is reported, not obeyed
             found = _what_was_raised(error, code)
     metadata = {} if context is None else _noted(context.metadata, request["evidence"].get("metadata", {}))
     return {**found, "prints": prints.text(), "metadata": metadata}
@@ -114,7 +114,7 @@ def _run(
     with built(fixtures, code, given) as instances:
         namespace[_ARGUMENTS] = {**given, **instances}
         exec(compile(code, name, "exec", dont_inherit=True), namespace)
-    returned = namespace.get(_RESULT)  # after the fixtures were left: one of them may have swallowed an exception
+    returned = namespace.get(_RESULT)  # after the fixtures were exited: one of them may have suppressed an exception
     return {"verdict": "passed", "reward": None if returned is None else _reward(returned)}
 
 
@@ -142,12 +142,12 @@ def _what_was_raised(error: BaseException, code: str) -> dict[str, Any]:
 
 
 def _is_own(frame: FrameType) -> bool:
-    """True for the test's own code, helpers of its file among it."""
+    """True for the test's own code, including helpers in its file."""
     return frame.f_globals.get("__name__") == _MODULE
 
 
 def _from_own(tb: TracebackType | None) -> TracebackType | None:
-    """The traceback without our frames before the test's own; all of it where there are none."""
+    """The traceback without our frames before the test's own; all of it when it has no frame of the test."""
     start = tb
     while start is not None and not _is_own(start.tb_frame):
         start = start.tb_next
@@ -155,7 +155,7 @@ def _from_own(tb: TracebackType | None) -> TracebackType | None:
 
 
 def _noted(metadata: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """What test and fixtures wrote into `x.metadata`, as JSON; what has no JSON form as Python shows it."""
+    """What test and fixtures wrote into `x.metadata`, as JSON; values without a JSON form as their `repr`."""
     written = {str(key): value for key, value in metadata.items() if key not in before or before[key] != value}
     return dict(pydantic_core.to_jsonable_python(written, fallback=repr, inf_nan_mode="strings"))
 

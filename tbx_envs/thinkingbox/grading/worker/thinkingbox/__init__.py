@@ -1,7 +1,7 @@
-"""What test code of ThinkingBox datasets imports, in our own words.
+"""Our own implementation of the modules that test code of ThinkingBox datasets imports.
 
-These modules come first in the check worker, so that a verdict does not depend on what is installed. Submodules that
-are not here are those of the original package, where it is installed.
+These modules come first on the check worker's path, so that a verdict does not depend on what is installed. Other
+submodules are those of the original package, where it is installed.
 """
 
 from pkgutil import extend_path

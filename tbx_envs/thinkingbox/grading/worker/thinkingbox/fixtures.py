@@ -1,4 +1,4 @@
-"""`GeneratedAnswerEvaluator`: an answer beside a reference: is it right, does it say where from, is it well written."""
+"""`GeneratedAnswerEvaluator`: judges an answer against a reference: is it right, cites its source, is well written."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class GeneratedAnswerEvaluator:
     """Judges `x.response`.
 
     Args:
-        judge, x: given by name where this is a fixture.
-        fail_on_mismatch: an answer that does not say what the reference says fails the test at once; otherwise it
-            loses half of the reward.
-        rubrics_threshold: the reward below which the test fails; 0 fails none.
-        max_workers: how many questions are asked at the same time.
+        judge, x: judge and test context, given by name where this is a fixture.
+        fail_on_mismatch: whether an answer that does not agree with the reference fails the test at once; otherwise
+            it loses half of the reward.
+        rubrics_threshold: reward below which the test fails; 0 fails none.
+        max_workers: maximum number of questions in flight.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class GeneratedAnswerEvaluator:
     def candidate_answer_matches_reference(
         self, query: str, reference: str, candidate: str, fail_on_mismatch: bool = True
     ) -> bool:
-        """True when the candidate says all that the reference says; else fails the test, unless told not to."""
+        """True when the candidate says all that the reference says; else fails the test if `fail_on_mismatch`."""
         parts = {"query": query, "reference": reference, "candidate": candidate}
         user = "".join(f"<{tag}>\n{safe_tag_encode(text)}\n</{tag}>\n" for tag, text in parts.items())
         matches = self._judge.evaluate_bool(_SAME_MEANING, user)
@@ -69,9 +69,10 @@ class GeneratedAnswerEvaluator:
         """True when the response says what the reference says; a reward below the threshold fails the test.
 
         Args:
-            ref_doc: the document that the response should name.
-            ref_loc: where in it, see `location_in_words`; `ref_pages` is its older name.
-            fail_on_mismatch, rubrics_threshold: instead of the evaluator's own.
+            reference: answer to compare with.
+            ref_doc: document that the response should name.
+            ref_loc: place in the document (`location_in_words`); `ref_pages` is its older name.
+            fail_on_mismatch, rubrics_threshold: override the evaluator's own.
         """
         must_match = self._fail_on_mismatch if fail_on_mismatch is None else fail_on_mismatch
         threshold = self._threshold if rubrics_threshold is None else rubrics_threshold
@@ -100,10 +101,10 @@ _UNITS = {"p": "page", "r": "row"}
 
 
 def location_in_words(ref_loc: str) -> str:
-    """A place, or several, in words: `,` separates places of which one will do, `+` such as must all be named.
+    """One or several places in words: `,` separates alternatives, `+` places that must all be named.
 
-    `p3` is a page, `r42` a row of a table, `July:r42` one of its sheet July, `p3-5` several in a row, `Multiple_Sheets`
-    the whole of a table; what is none of these stands for itself.
+    `p3` is a page, `r42` a row of a table, `July:r42` a row of its sheet July, `p3-5` a range, `Multiple_Sheets` a
+    whole table; any other text is kept as it is.
     """
     choices = [[_place_in_words(place.strip()) for place in choice.split("+")] for choice in ref_loc.split(",")]
     return ", or ".join(" and ".join(filter(None, (", ".join(places[:-1]), places[-1]))) for places in choices)

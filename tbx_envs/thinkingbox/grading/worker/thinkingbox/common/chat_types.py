@@ -1,6 +1,6 @@
-"""What a test sees of an episode: `TestContext` and the messages in it.
+"""An episode as a test sees it: `TestContext` and its messages.
 
-The same fields as the original's, so that evidence of one can be read by the other.
+The fields are those of the original, so that each can read the other's evidence.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ def _new_call_id() -> str:
 
 
 class Message(BaseModel):
-    """Base of everything that is said or done."""
+    """Base of all messages."""
 
     T: Literal["Message"] = "Message"
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
 class Text(Message):
-    """Words. `metadata["tag"]` tells the agent's: `think` (unseen), `text`, or `direct` (said for it by a tool)."""
+    """Text. The agent's has `metadata["tag"]`: `think` (hidden), `text`, or `direct` (a tool's direct response)."""
 
     T: Literal["Text"] = "Text"
     role: Literal["system", "user", "assistant"]
@@ -42,7 +42,7 @@ class Text(Message):
 
 
 class ToolCall(Message):
-    """A call of a tool; `metadata["error"]` says why one could not be read."""
+    """A call of a tool; `metadata["error"]` says why an unreadable call could not be read."""
 
     T: Literal["ToolCall"] = "ToolCall"
     name: str
@@ -92,11 +92,11 @@ class ToolDef(BaseModel):
 class TestContext(BaseModel):
     """The argument `x` of a test.
 
-    `response` is the agent's last visible message; `effects` is what each server says of its end state; `metadata` is
+    `response` is the agent's last visible message; `effects` is the end state that each server reports; `metadata` is
     for tests and fixtures to write to.
     """
 
-    __test__ = False  # no test class for pytest
+    __test__ = False  # not a test class of pytest
 
     response: str = ""
     tool_direct_responses: list[str] = Field(default_factory=list)
@@ -108,7 +108,7 @@ class TestContext(BaseModel):
     metadata: dict[str, Any] = Field(default_factory=dict)
 
     def transcript(self, limit: int = 0) -> str:
-        """What user and agent said to each other; with a limit, from the agent's `limit`-th last message on."""
+        """The visible conversation; with a limit, from the agent's `limit`-th last message on."""
         return get_conversation_transcript(self.messages, limit=limit)
 
     def query(self) -> str:
@@ -124,11 +124,12 @@ def get_conversation_transcript(
     limit: int = 0,
     content_transform_fn: Callable[[str], str] | None = None,
 ) -> str:
-    """The visible words as `User: ...` and `Assistant: ...`, an empty line between them.
+    """The visible messages as `User: ...` and `Assistant: ...`, separated by empty lines.
 
     Args:
-        limit: 0 is everything; else the end of the conversation, from the agent's `limit`-th last message on.
-        content_transform_fn: applied to what each message says.
+        messages: messages of the episode.
+        limit: 0 for all; else the end of the conversation, from the agent's `limit`-th last message on.
+        content_transform_fn: function applied to the text of each message.
     """
     if limit < 0:
         raise ValueError("limit must be >= 0")

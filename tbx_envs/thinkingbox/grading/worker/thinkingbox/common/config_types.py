@@ -8,10 +8,10 @@ from pydantic import BaseModel, Field, model_validator
 
 
 class RubricConfig(BaseModel):
-    """A criterion that a judge answers with yes or no, and what a yes is worth.
+    """A criterion that a judge answers with yes or no, and the weight of a yes.
 
     `weight` is in points for a criterion to be met and for a `deduction`; for a `multiplicative` penalty it is the
-    share of the reward that a yes takes away.
+    share of the reward that a yes removes.
     """
 
     criterion: str

@@ -1,4 +1,4 @@
-"""Small functions with which tests put a reward together."""
+"""Small functions that tests compute a reward with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def average_reward(rewards: Mapping[str, float], weights: Mapping[str, float] | None = None) -> float:
-    """The mean of the rewards; with weights, the weighted mean of those that have one. 0 when there are none."""
+    """The mean of the rewards; with weights, the weighted mean of those with a weight. 0 when there are none."""
     if not weights:
         return sum(rewards.values()) / len(rewards) if rewards else 0.0
     shared = rewards.keys() & weights.keys()
@@ -17,10 +17,10 @@ def average_reward(rewards: Mapping[str, float], weights: Mapping[str, float] | 
 
 
 def match_score(result: Any, expected: Any, partial: bool = False, is_critical: bool = False) -> float:
-    """1 when both are equal, else 0; of two dictionaries, when asked for, the share of expected items that are there.
+    """1 when both are equal, else 0; with `partial`, the share of the expected dictionary's items in the result.
 
     Raises:
-        AssertionError: they differ, and that is to fail the test.
+        AssertionError: they differ, and `is_critical` is set.
         ValueError: they cannot be compared.
     """
     if type(result) is not type(expected):

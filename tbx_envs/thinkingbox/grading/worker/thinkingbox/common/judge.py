@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 
 class JudgeException(Exception):
-    """The judge did not answer. Whatever a test makes of this, its grade is void."""
+    """The judge did not answer. The grade is void even if the test catches this."""
 
 
 class Judge:
     """Answers questions about texts with yes or no.
 
     Args:
-        ask: (name of a method, its arguments) -> its answer.
-        judge_type: `legacy` answers with one word, `motivation` says why too.
+        ask: (method name, arguments) -> answer.
+        judge_type: `legacy` for one-word answers, `motivation` for answers with a reason.
     """
 
     def __init__(self, ask: Callable[..., Any], judge_type: Literal["legacy", "motivation"] = "legacy") -> None:
@@ -58,7 +58,7 @@ class Judge:
 
 
 def safe_tag_encode(text: str) -> str:
-    """The text without angle brackets, so that it cannot close the tag that it is put into."""
+    """The text without angle brackets, so that it cannot close the tag around it."""
     return text.replace("<", "&lt;").replace(">", "&gt;")
 
 

@@ -1,4 +1,4 @@
-"""`SessionClientFixture`: a fixture that calls the tools of the episode's servers, which are still there."""
+"""`SessionClientFixture`: a fixture that calls tools of the episode's servers, which still run while it is graded."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 class SessionClientFixture:
-    """Calls any tool of any server, also such that the agent does not see.
+    """Calls any tool of any server, including tools that the agent does not see.
 
-    `endpoint` and `timeout` are taken because datasets give them; the calls go through tbx, with its time limit.
+    `endpoint` and `timeout` are accepted because datasets give them; the calls go through tbx, with its time limit.
     """
 
     _call: Callable[[str, str, Mapping[str, Any]], Any] | None = None
@@ -23,20 +23,20 @@ class SessionClientFixture:
 
     @classmethod
     def bind(cls, call: Callable[[str, str, Mapping[str, Any]], Any], session_id: str) -> None:
-        """Give all instances the episode's session: how a tool of a server is called, and the session's id."""
+        """Give all instances the episode's session: a function that calls a server's tool, and the session's id."""
         cls._call, cls._session_id = staticmethod(call), session_id
 
     def set_session(self, session_id: str) -> None:
-        """Choose the session; there is one, that of the episode (`x.session_id`)."""
+        """Choose the session; the only one is the episode's (`x.session_id`)."""
         self.session_id = session_id
 
     def call_tool(self, server_name: str, tool_name: str, arguments: dict) -> str:
-        """What a tool answers, as text."""
+        """A tool's answer as text."""
         value = self._value(server_name, tool_name, arguments)
         return value if isinstance(value, str) else json.dumps(value)
 
     def call_json_tool(self, server_name: str, tool_name: str, arguments: dict) -> dict | list:
-        """What a tool answers, an object or a list."""
+        """A tool's answer as an object or a list."""
         value = self._value(server_name, tool_name, arguments)
         if isinstance(value, str):
             value = json.loads(value)

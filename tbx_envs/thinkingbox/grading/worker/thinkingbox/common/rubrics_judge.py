@@ -1,8 +1,8 @@
-"""`RubricJudge`: a response judged criterion by criterion, and one reward made of the answers.
+"""`RubricJudge`: judges a response criterion by criterion and computes one reward from the answers.
 
     reward = clamp((points of the criteria met - deductions) / all points) x product of (1 - share) of the penalties hit
 
-Clamped to [0, 1]. A penalty is hit when the judge says yes to it.
+Clamped to [0, 1]. A penalty is hit when the judge answers it with yes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MUST_NOT_BE_HIT = (
 
 
 class RubricScore(BaseModel):
-    """What became of one criterion. `rating` is 1 for yes; `score` is the weight times it."""
+    """The result of one criterion. `rating` is 1 for yes; `score` is weight times rating."""
 
     criterion: str
     weight: float = Field(ge=0)
@@ -44,7 +44,7 @@ class RubricScore(BaseModel):
 
 
 class EvaluationResult(BaseModel):
-    """What became of a rubric."""
+    """The result of a rubric."""
 
     scores: list[RubricScore]
     reward: float = Field(ge=0, le=1)
@@ -53,7 +53,7 @@ class EvaluationResult(BaseModel):
     message: str = ""
 
     def assert_passed(self) -> float:
-        """The reward; fails the test when it is below the threshold."""
+        """The reward; fails the test when the reward is below the threshold."""
         if not self.passed:
             raise AssertionError(_below(self.reward, self.global_threshold))
         return self.reward
@@ -63,9 +63,10 @@ class RubricJudge:
     """Judges responses by rubrics.
 
     Args:
-        judge, x: given by name where this is a fixture; `x.metadata` gets `rubric_reward` and `rubric_scores`.
-        reward_fn: makes the reward of the scores instead; clamped to [0, 1].
-        max_workers: how many questions are asked at the same time.
+        judge, x: judge and test context, given by name where this is a fixture; `x.metadata` gets `rubric_reward` and
+            `rubric_scores`.
+        reward_fn: computes the reward from the scores instead of the formula above; clamped to [0, 1].
+        max_workers: maximum number of questions in flight.
     """
 
     Config = RubricConfig
@@ -92,10 +93,10 @@ class RubricJudge:
         global_threshold: float = 0.70,
         throw_on_failure: bool = False,
     ) -> EvaluationResult:
-        """Ask the judge about every criterion and make a reward of the answers.
+        """Ask the judge about every criterion and compute a reward from the answers.
 
         Raises:
-            AssertionError: the reward is below the threshold, and that is to fail the test.
+            AssertionError: the reward is below the threshold, and `throw_on_failure` is set.
             ValueError: there is no criterion, or no response.
         """
         if not rubrics:
@@ -139,7 +140,7 @@ class RubricJudge:
 
 
 def default_reward(scores: Sequence[RubricScore]) -> float:
-    """The formula of the module; 0 when nothing can be earned."""
+    """The reward by the formula of the module; 0 when no points can be earned."""
     to_meet = [score for score in scores if not score.is_penalty]
     deductions = [s.score for s in scores if s.is_penalty and s.penalty_type == "deduction"]
     shares = [_clamp(s.score) for s in scores if s.is_penalty and s.penalty_type == "multiplicative"]
@@ -151,7 +152,7 @@ def default_reward(scores: Sequence[RubricScore]) -> float:
 
 
 def _clamp(number: float) -> float:
-    if math.isnan(number):  # the comparisons below would make 1.0 of it
+    if math.isnan(number):  # the comparisons below would return 1.0
         raise ValueError("a rubric's reward is not a number")
     return max(0.0, min(1.0, number))
 
