@@ -178,7 +178,7 @@ def cases_of_attempts(program: str, **extra: Any) -> dict[str, Case]:
             program,
             ("sampling.*", "mesh.*", "compute_dtype", "seed", "policy"),
             model,
-            several={"seed": ("ToolEnv.reset", "write")},
+            several={"seed": ("ToolEnv.reset", "decode")},
         ),
         f"{program} a policy with served models": Case(
             program, PLAYED, {**model, **PARTS, "attempts": 1}, but=("environment.concurrency",)
@@ -227,9 +227,9 @@ CASES = {
         {**TRAINED, **PARTS},
         but=("environment.concurrency", "algo.max_void_retries", "train_on_benchmark_and_mark_results"),
         several={
-            "seed": ("ToolEnv.__init__", "ToolEnv.reset", "write"),
-            "sampling.temperature": ("write", "_add_policy_gradients"),
-            "mesh.*": ("keep", "_add_policy_gradients"),
+            "seed": ("ToolEnv.__init__", "ToolEnv.reset", "decode"),
+            "sampling.temperature": ("decode", "_add_policy_gradients"),
+            "mesh.*": ("commit", "_add_policy_gradients"),
             "algo.group_size": ("ToolEnv.reset", "_add_policy_gradients"),
         },
     ),
@@ -571,7 +571,9 @@ def test_a_changed_key_changes_what_a_program_does(case, prepared, ends, monkeyp
 
 
 def of_end(reached: Reached, name: str) -> Reached:
-    return collections.Counter({what: count for what, count in reached.items() if what[0] == name})
+    found = collections.Counter({what: count for what, count in reached.items() if what[0] == name})
+    assert found, f"nothing reached {name}; there is: {', '.join(sorted({end for end, _ in reached}))}"
+    return found
 
 
 class Broken:
