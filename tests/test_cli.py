@@ -2,6 +2,7 @@
 state."""
 
 import json
+import pathlib
 import subprocess
 import sys
 
@@ -15,28 +16,46 @@ from tbx_envs.version import DISTRIBUTION, __version__
 UID = select_tasks("train")[0]
 
 
-def tbx(*arguments, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "tbx_envs.commands.cli", *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+@pytest.fixture(scope="module")
+def warm():
+    """A process that runs `tbx` in children (`warm_tbx.py`)."""
+    program = pathlib.Path(__file__).with_name("warm_tbx.py")
+    with subprocess.Popen(
+        [sys.executable, "-P", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as made:
+        yield made
+        made.stdin.close()
+
+
+@pytest.fixture
+def tbx(warm, tmp_path_factory):
+    """Runs `tbx` with these arguments in that folder."""
+
+    def run(*arguments, cwd):
+        told = tmp_path_factory.mktemp("told")
+        files = {name: str(told / name) for name in ("stdout", "stderr")}
+        warm.stdin.write(json.dumps({"arguments": arguments, "cwd": str(cwd), **files}) + "\n")
+        warm.stdin.flush()
+        status = int(warm.stdout.readline())
+        texts = {name: pathlib.Path(path).read_text() for name, path in files.items()}
+        return subprocess.CompletedProcess(["tbx", *arguments], status, **texts)
+
+    return run
 
 
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory):
     """A small evaluation run of the scripted agent with errors."""
     folder = tmp_path_factory.mktemp("cli") / "scripted"
-    done = tbx(
-        "evaluate",
-        "policy=scripted",
-        "error_rate=1.0",
-        "tasks=clinic/*/000",
-        "attempts=3",
-        f"output_dir={folder}",
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tbx_envs.commands.cli", "evaluate", "policy=scripted", "error_rate=1.0"),
+            *("tasks=clinic/*/000", "attempts=3", f"output_dir={folder}"),
+        ],
         cwd=folder.parent,
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     return folder, done
@@ -149,7 +168,7 @@ def test_show_picks_transcripts(scripted, capsys):
 
 
 @pytest.mark.parametrize("place", [0, 1, 4])
-def test_a_sweep_gives_every_run_its_own_folder_wherever_its_option_stands(tmp_path, place):
+def test_a_sweep_gives_every_run_its_own_folder_wherever_its_option_stands(tbx, tmp_path, place):
     arguments = ["policy=oracle,idle", f"tasks={UID}", "attempts=1", f"output_dir={tmp_path}/sweep"]
     arguments.insert(place, "-m")
     done = tbx("evaluate", *arguments, cwd=tmp_path)
@@ -158,7 +177,7 @@ def test_a_sweep_gives_every_run_its_own_folder_wherever_its_option_stands(tmp_p
     assert [(summary["policy"], summary["pass_at_1"]) for summary in measured] == [("oracle", 1.0), ("idle", 0.0)]
 
 
-def test_pool_freezes_the_tasks_of_the_wanted_bands(tmp_path):
+def test_pool_freezes_the_tasks_of_the_wanted_bands(tbx, tmp_path):
     arguments = ("pool", "policy=scripted", f"tasks={UID}", "attempts=4", f"output_dir={tmp_path}/pool")
     assert tbx(*arguments, "bands=[too_easy]", cwd=tmp_path).returncode == 0
     pool = json.loads((tmp_path / "pool" / "pool.json").read_text())
@@ -177,7 +196,7 @@ def test_pool_freezes_the_tasks_of_the_wanted_bands(tmp_path):
         (["polcy=oracle"], "Could not override 'polcy'"),
     ],
 )
-def test_a_misspelt_run_is_told_what_is_wrong_and_ends_with_two(tmp_path, arguments, told):
+def test_a_misspelt_run_is_told_what_is_wrong_and_ends_with_two(tbx, tmp_path, arguments, told):
     done = tbx("evaluate", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert told in done.stderr
