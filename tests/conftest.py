@@ -25,7 +25,7 @@ EPISODES_OF_DATASETS = (
     *("tbx_jax/test_benchmark_marks.py", "tbx_jax/test_interrupts.py"),
 )
 # Groups that take longest, in this order, so that no worker is left with one at the end.
-LONGEST_FIRST = ("episodes", "test_sampler", "test_train", "test_domain_contract", "test_cli")
+LONGEST_FIRST = ("episodes", "test_sampler", "test_train", "test_config_arrives", "test_domain_contract", "test_cli")
 
 
 def group_of(path: pathlib.Path) -> str:

@@ -308,3 +308,12 @@ def test_letters_named_for_sharding_are_those_of_the_alphabet():
 
     named_letters = re.findall(r"`([a-z])` ", section(TRAIN, "Sharding"))
     assert named_letters and set(named_letters) <= LOGICAL_AXES.keys()
+
+
+def test_the_pages_have_something_of_each_kind_that_is_checked_page_by_page():
+    everything = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert RUNNABLE and EXCERPTS and any(commands(page) for page in PAGES)
+    assert any("rewards == [" in text or "reward == " in text for _, _, text in RUNNABLE)
+    assert any(span.startswith("tests/") for page in PAGES for span in spans(page))
+    for kind in (r"\bmake \w+", r"\btbx_envs\.\w+", r"\btbx_jax\.\w+", r"\]\((?!https?:)"):
+        assert re.search(kind, everything), kind

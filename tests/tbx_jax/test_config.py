@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import pytest
 from hydra import compose, initialize_config_module
 from hydra.errors import ConfigCompositionException
 
-import tbx_jax
 from tbx_envs.errors import ConfigError
 from tbx_jax.config import (
     DemoConfig,
@@ -61,11 +58,3 @@ def test_records_cannot_be_changed():
     config = composed("train", "output_dir=x")
     with pytest.raises(Exception, match="frozen"):
         config.seed = 1
-
-
-def test_every_key_of_every_record_is_read_somewhere():
-    package = pathlib.Path(tbx_jax.__file__).parent
-    code = "\n".join(path.read_text() for path in package.rglob("*.py") if path.name != "config.py")
-    for record in Record.__subclasses__():
-        for key in record.model_fields:
-            assert f".{key}" in code, f"{record.__name__}.{key} is in conf/ and no code reads it"

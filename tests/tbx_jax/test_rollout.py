@@ -133,6 +133,7 @@ def test_episodes_that_outnumber_the_samplers_slots_write_the_same_and_are_parke
 
 def test_a_turn_cut_off_by_a_limit_ends_its_episode_as_truncated():
     rollouts = list(Scene(max_turn_tokens=2).run(ATTEMPTS[:8]))
+    assert len(rollouts) == 8
     assert all(rollout.episode.finish_reason is FinishReason.TRUNCATED for rollout in rollouts)
     assert all(rollout.trajectory.truncated for rollout in rollouts)
     assert all(rollout.trajectory.num_trained_tokens == 2 for rollout in rollouts)

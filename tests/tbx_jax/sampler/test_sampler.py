@@ -204,6 +204,7 @@ def test_an_episode_goes_on_after_a_turn_that_was_cut_off():
         turns = []
         while not turns:
             turns = sampler.advance(PARAMS)
+        assert turns[0].tokens
         for token in turns[0].tokens:
             padded = np.zeros((1, ROOM), np.int32)
             padded[0, : len(known)] = known
