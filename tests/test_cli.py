@@ -11,7 +11,7 @@ import pytest
 from tbx_envs.commands import cli
 from tbx_envs.commands.cli import commands, main
 from tbx_envs.evaluation.task_lists import select_tasks
-from tbx_envs.version import DISTRIBUTION, __version__
+from tbx_envs.version import __version__
 
 UID = select_tasks("train")[0]
 
@@ -213,50 +213,6 @@ def test_looking_at_tasks_and_evaluating_without_a_model_import_no_jax(tmp_path)
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-WITHOUT_JAX = """
-import sys
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("jax", "jaxlib"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Blocked())
-from tbx_envs.commands.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def tbx_without_jax(*arguments, cwd):
-    """`tbx` as in an environment into which JAX was never installed."""
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT_JAX, *arguments], cwd=cwd, capture_output=True, text=True, timeout=100
-    )
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["train", "output_dir=out"],
-        ["evaluate", "policy=nano", "output_dir=out"],
-        ["export", "nano", "out"],
-    ],
-    ids=lambda arguments: arguments[0],
-)
-def test_a_command_whose_extra_is_missing_says_the_line_that_installs_it(tmp_path, arguments):
-    done = tbx_without_jax(*arguments, cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    line = f"tbx {arguments[0]} needs jax, which is not installed. Run: pip install '{DISTRIBUTION}[jax]'"
-    assert done.stderr.splitlines()[-1] == f"ConfigError: {line}"
-    assert "Traceback" not in done.stderr
-    assert not list(tmp_path.rglob("rows.jsonl"))
-
-
-def test_commands_that_need_no_jax_run_without_it(tmp_path):
-    assert "\n  train " in tbx_without_jax("--help", cwd=tmp_path).stdout
-    done = tbx_without_jax("evaluate", "policy=oracle", f"tasks={UID}", "attempts=1", "output_dir=out", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["pass_at_1"] == 1.0
 
 
 def test_a_missing_module_that_no_extra_installs_is_not_explained_away(monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 
 import tbx_envs
 
-EAGER = {"__version__", "make"}  # imported with the package
+EAGER = {"__version__"}  # imported with the package
 # What an `import tbx_envs` must not wait for: databases, protocols, configuration, statistics, models.
 HEAVY = (
     *("sqlalchemy", "mcp", "pydantic", "jsonschema", "httpx", "starlette", "uvicorn", "bm25s", "yaml", "jinja2"),
