@@ -198,7 +198,9 @@ def test_a_repository_without_a_configuration_is_no_policy(hub, offline, monkeyp
     folder = hub_policy.hub_folder("org/tiny")
     (folder / "config.json").rename(folder / "elsewhere")
     try:
-        with pytest.raises(CheckpointError, match=r"'org/tiny': wanted a folder with config\.json, the repository has"):
+        with pytest.raises(
+            CheckpointError, match=r"'org/tiny': expected a folder with config\.json, the repository has"
+        ):
             policy_folder("org/tiny")
     finally:
         (folder / "elsewhere").rename(folder / "config.json")
