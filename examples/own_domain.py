@@ -16,11 +16,8 @@ from typing import Annotated
 from sqlalchemy import Boolean, Column, ForeignKey, Integer, MetaData, Table, Text, insert, select, update
 
 import tbx_envs
-from tbx_envs.domains import Family, Topic
+from tbx_envs import ExpectedCall, Family, Task, ToolRejection, Topic, UserContext, WorldClock, tool
 from tbx_envs.seeding import rng
-from tbx_envs.task import ExpectedCall, Task, UserContext
-from tbx_envs.tools.clock import WorldClock
-from tbx_envs.tools.tool import ToolRejection, tool
 
 NAME, VERSION = "library", 1
 RULES = """You work at the desk of a library and renew loans.

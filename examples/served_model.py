@@ -18,8 +18,8 @@ import tempfile
 from pathlib import Path
 
 import tbx_envs
-from tbx_envs.agents.endpoint import EndpointAgent
-from tbx_envs.endpoints.costs import Prices, run_costs
+from tbx_envs import EndpointAgent, Prices
+from tbx_envs.endpoints.costs import run_costs
 from tbx_envs.testing.loopback_endpoint import LoopbackEndpoint, Says
 
 PRICES = Prices(input=0.50, cached=0.05, output=2.00)  # per million tokens
