@@ -41,12 +41,14 @@ class _OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=fullname == "tbx_envs.policies")
 
     def exec_module(self, module: types.ModuleType) -> None:
+        names = []
         for old, place in MODULES[module.__name__].items():
             new_module, _, name = place.partition(":")
             setattr(module, old, getattr(importlib.import_module(new_module), name))
-        old_names = ", ".join(MODULES[module.__name__])
+            names.append(old if old == name else f"{old}, now {name}")
         warnings.warn(
-            f"{module.__name__} ({old_names}) has moved: import from tbx_envs. The old path works until tbx 0.3.",
+            f"{module.__name__} ({'; '.join(names)}) has moved: import from tbx_envs. "
+            f"The old path works until tbx 0.3.",
             DeprecationWarning,
             stacklevel=2,  # the import statement: frames of importlib are not counted
         )

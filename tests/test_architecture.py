@@ -126,6 +126,12 @@ def test_rooms_import_only_from_lower_floors():
     assert upwards == []
 
 
+def test_no_module_imports_by_way_of_the_public_surface():
+    """`from tbx_envs import ToolEnv` would be an arrow that no picture shows."""
+    assert [name for name, imported in IMPORTS.items() if not imported.isdisjoint(PACKAGES)] == []
+    assert imports("from tbx_envs import ToolEnv") == imports("import tbx_envs") == {"tbx_envs"}
+
+
 def test_the_floors_of_a_package_are_listed_from_the_top_and_none_is_empty():
     for package in PACKAGES:
         floors = [floor for room, (_, floor) in pictured().items() if room.startswith(f"{package}.")]

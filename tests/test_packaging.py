@@ -168,6 +168,14 @@ def test_a_command_whose_extra_is_missing_says_how_to_install_it(tmp_path, argum
     assert "Traceback" not in done.stderr
 
 
+def test_without_jax_a_misspelt_agent_is_a_misspelt_agent(tmp_path):
+    arguments = ["evaluate", "policy=oracel", "attempts=1", "output_dir=x"]
+    code = f"from tbx_envs.commands.cli import main\nsys.exit(main({arguments!r}))"
+    done = in_python(code, without=OF_THE_TRAINER, cwd=tmp_path, check=False)
+    assert done.returncode == 2
+    assert "policy 'oracel' is neither oracle," in done.stderr and "Did you mean 'oracle'?" in done.stderr
+
+
 def test_without_jax_every_module_of_the_trainer_names_the_extra_but_those_that_name_commands(tmp_path):
     code = """
 import importlib, pkgutil, tbx_jax

@@ -112,10 +112,12 @@ def _header_in(folder: Path) -> Path | None:
 
 def _fingerprint(header: Path) -> dict[str, Any]:
     fingerprint = json.loads(header.read_text(encoding="utf-8"))
-    policy = fingerprint.get("policy", {})
-    if header.name == _OLD_HEADER and "lapse" in policy:
-        policy["error_rate"] = policy.pop("lapse")
-    return fingerprint
+    return {**fingerprint, "policy": with_current_keys(fingerprint.get("policy", {}))}
+
+
+def with_current_keys(policy: Mapping[str, Any]) -> dict[str, Any]:
+    """A policy's fingerprint as this version writes it; tbx 0.1 called the error rate of `scripted` its lapse."""
+    return {"error_rate" if key == "lapse" else key: value for key, value in policy.items()}
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from tbx_envs.domains import load_domain
 from tbx_envs.errors import ConfigError, DomainError
 from tbx_envs.evaluation import beta
-from tbx_envs.evaluation.files import write_json
+from tbx_envs.evaluation.files import with_current_keys, write_json
 from tbx_envs.evaluation.metrics import Tally
 from tbx_envs.sources import find_task, task_hash
 from tbx_envs.thinkingbox.dataset import is_dataset_uid
@@ -166,8 +166,13 @@ def save_pool(pool: Pool, path: Path) -> None:
         ConfigError: the file holds another pool; a pool never changes.
     """
     record = _record(pool)
-    if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != record:
-        raise ConfigError(f"{path} holds another pool, and a pool never changes. Choose another file.")
+    if path.is_file():
+        there = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(there, dict) and isinstance(there.get("policy"), dict):
+            there["policy"] = with_current_keys(there["policy"])
+        if there != record:
+            raise ConfigError(f"{path} holds another pool, and a pool never changes. Choose another file.")
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, record)
 

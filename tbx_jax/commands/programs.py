@@ -33,9 +33,11 @@ class PolicyModels:
     names = ("nano", "smollm2")
 
     def knows(self, policy: str) -> bool:
+        if policy in self.names or "/" not in policy:  # a misspelt name is one without JAX, too
+            return policy in self.names
         from tbx_jax.policies.hub_policy import is_hub_name
 
-        return policy in self.names or is_hub_name(policy)
+        return is_hub_name(policy)
 
     def folder(self, policy: str) -> Path:
         from tbx_jax.policies.weights import policy_folder

@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 
+import tbx_envs
 from tbx_envs.agents.idle import IdleAgent
 from tbx_envs.commands import cli
 from tbx_envs.commands.hydra_programs import renamed as renamed_argument
@@ -67,6 +68,9 @@ def test_an_old_import_path_gives_the_object_of_the_new_one(old_module, old_name
     assert given[-1].category is DeprecationWarning
     assert re.match(rf"{old_module} \(.*\b{old_name}\b.*\) has moved: import from tbx_envs", str(given[-1].message))
     assert getattr(old, old_name) is getattr(importlib.import_module(module), name)
+    if name != old_name:
+        assert f"{old_name}, now {name}" in str(given[-1].message)
+    assert getattr(tbx_envs, name) is getattr(old, old_name)  # where the message sends people
 
 
 def test_an_old_module_has_only_its_old_names(monkeypatch):

@@ -117,7 +117,7 @@ def test_an_episode_does_not_depend_on_how_many_slots_there_are(played):
         assert rollout.trajectory.tokens_t.tolist() == other[key(rollout)].trajectory.tokens_t.tolist()
 
 
-def test_episodes_that_outnumber_the_samplers_slots_write_the_same_and_are_parked(played):
+def test_episodes_that_outnumber_the_samplers_slots_write_the_same_and_are_swapped_out(played):
     _, rollouts = played
     scene = Scene(slots=3, in_flight=8)
     swapped_out = []

@@ -1,5 +1,6 @@
-"""Evaluation folders that tbx 0.1 wrote can be resumed, reported, compared and read."""
+"""Evaluation folders and pools that tbx 0.1 wrote can be resumed, reported, compared and read."""
 
+import dataclasses
 import json
 
 import pytest
@@ -10,6 +11,8 @@ from tbx_envs.commands.cli import main
 from tbx_envs.errors import ConfigError
 from tbx_envs.evaluation.compare import compare_folders
 from tbx_envs.evaluation.files import load_rows
+from tbx_envs.evaluation.metrics import Tally
+from tbx_envs.evaluation.pool import save_pool, select_pool
 from tbx_envs.evaluation.run import run
 from tbx_envs.evaluation.transcripts import load_episodes
 from tbx_envs.messages import ToolCall, ToolResult, Turn
@@ -78,6 +81,19 @@ def test_an_old_run_is_reported_and_compared(old, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["passes"] == sum(row["passed"] for row in rows)
     run_in(tmp_path / "new", ScriptedAgent(error_rate=0.5))
     assert compare_folders(folder, tmp_path / "new").difference == 0.0
+
+
+def test_an_old_pool_is_the_same_pool_and_stays_as_it_is(tmp_path):
+    path = tmp_path / "pool.json"
+    made = select_pool([Tally(UIDS[0], "cancel_visit", 1, 2)], bands=("easy", "medium", "hard"), policy=POLICY, seed=1)
+    save_pool(made, path)
+    old = path.read_text().replace('"error_rate"', '"lapse"')
+    assert old != path.read_text()
+    path.write_text(old)
+    save_pool(made, path)
+    assert path.read_text() == old
+    with pytest.raises(ConfigError, match="holds another pool"):
+        save_pool(dataclasses.replace(made, policy={"name": "scripted", "error_rate": 0.25}), path)
 
 
 def test_a_rejected_call_of_an_old_transcript_has_its_new_status(tmp_path):

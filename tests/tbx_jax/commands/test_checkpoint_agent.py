@@ -1,4 +1,4 @@
-"""A policy model as a agent, on tasks of the clinic."""
+"""A policy model as an agent, on tasks of the clinic."""
 
 import jax
 import tiny_policy
