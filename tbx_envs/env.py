@@ -84,7 +84,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
     ) -> None:
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ActionError(f"render_mode {render_mode!r} is not known; use None, 'ansi' or 'human'.")
-        self._options = (options or EpisodeOptions()).changed(given)
+        self._options = EpisodeOptions.of(options, given)
         interpret("", self._options.chat_format)  # an unknown format fails here, not at the first step
         self.source = source_of(uid)
         self.task = self.source.task(uid)

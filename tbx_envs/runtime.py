@@ -70,6 +70,20 @@ class EpisodeOptions:
                 f"clock={self.clock!r}: give a datetime.datetime, such as datetime.datetime(2025, 10, 1, 13)."
             )
 
+    @classmethod
+    def of(cls, options: EpisodeOptions | None, given: Mapping[str, Any]) -> EpisodeOptions:
+        """The options, or the defaults for None, with those of `given` replaced.
+
+        Raises:
+            ActionError: `options` is something else, or no option has a name in `given`.
+        """
+        if options is not None and not isinstance(options, cls):
+            raise ActionError(
+                f"options={options!r}: wanted a tbx_envs.EpisodeOptions. Give it, or single options by name, such as "
+                f"judge='yes'."
+            )
+        return (options or cls()).changed(given)
+
     def changed(self, given: Mapping[str, Any]) -> EpisodeOptions:
         """A copy with some options replaced.
 

@@ -49,12 +49,13 @@ class EpisodeSlots:
     Args:
         num_slots: number of slots.
         options: options of every episode; None is the defaults.
+        given: single options by name, which replace those of `options`.
     """
 
-    def __init__(self, num_slots: int, options: EpisodeOptions | None = None) -> None:
+    def __init__(self, num_slots: int, options: EpisodeOptions | None = None, **given: Any) -> None:
         self._envs: list[ToolEnv | None] = [None] * num_slots
         self._running = [False] * num_slots
-        self._options = options or EpisodeOptions()
+        self._options = EpisodeOptions.of(options, given)
 
     @property
     def num_slots(self) -> int:

@@ -8,6 +8,7 @@ runs many episodes together instead (`tbx_jax.commands.agents`).
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
@@ -29,6 +30,12 @@ class Attempt:
     uid: str
     index: int
     seed: int
+
+    @property
+    def attempt(self) -> int:
+        """The name of `index` in tbx 0.1, until version 0.3."""
+        warnings.warn("attempt.attempt is now called attempt.index.", DeprecationWarning, stacklevel=2)
+        return self.index
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,14 +9,15 @@ traceback.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from tbx_envs.commands.command import Command, HydraCommand
+from tbx_envs.commands.command import BrokenCommand, Command, HydraCommand
 from tbx_envs.errors import ConfigError, TbxError, did_you_mean
 from tbx_envs.version import DISTRIBUTION, __version__
 
@@ -33,6 +34,11 @@ _EXTRA_OF = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
+    with _warnings_for_people():
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())
@@ -40,25 +46,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[0] == "--version":
         print(__version__)
         return 0
-    # Python hides these by default, but on a command line they concern the person who types.
-    warnings.filterwarnings("default", category=DeprecationWarning, module=r"tbx_envs\.commands")
     name, *rest = arguments
     if name in RENAMED_COMMANDS:
         new = RENAMED_COMMANDS[name]
         said = f"`tbx {name}` is now called `tbx {new}`; the old name works until tbx 0.3."
         warnings.warn(said, DeprecationWarning, stacklevel=1)
         name = new
+    if not commands():
+        print(f"tbx: {DISTRIBUTION} is not installed, only found. Run: pip install '{DISTRIBUTION}'", file=sys.stderr)
+        return 2
     if name not in commands():
         print(f"tbx: unknown command '{name}'.{did_you_mean(name, commands())}\n\n{_help()}", file=sys.stderr)
         return 2
     return _guarded(lambda: commands()[name].run(rest), name)
 
 
+@contextlib.contextmanager
+def _warnings_for_people() -> Iterator[None]:
+    """Python hides deprecations by default, but on a command line they concern the person who types: a line each."""
+    if sys.warnoptions:  # the person has said what to do with warnings
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("default", category=DeprecationWarning, module=r"tbx_envs\.commands")
+        formatted = warnings.formatwarning
+        warnings.formatwarning = lambda message, category, *rest: f"{category.__name__}: {message}\n"
+        try:
+            yield
+        finally:
+            warnings.formatwarning = formatted
+
+
 @functools.cache
-def commands() -> Mapping[str, Command | HydraCommand]:
-    """Name -> subcommand, of all installed packages."""
-    found = {point.name: point.load() for point in importlib.metadata.entry_points(group=GROUP)}
+def commands() -> Mapping[str, Command | HydraCommand | BrokenCommand]:
+    """Name -> subcommand, of all installed packages; of two with one name ours is taken."""
+    found: dict[str, Command | HydraCommand | BrokenCommand] = {}
+    points = importlib.metadata.entry_points(group=GROUP)
+    for point in sorted(points, key=lambda point: point.dist is None or point.dist.name != DISTRIBUTION):
+        if point.name not in found:
+            found[point.name] = _loaded(point)
     return dict(sorted(found.items()))
+
+
+def _loaded(point: importlib.metadata.EntryPoint) -> Command | HydraCommand | BrokenCommand:
+    try:
+        command: Command | HydraCommand = point.load()
+    except Exception as error:  # the boundary of another package: its fault must not take our commands away
+        package = "a package" if point.dist is None else point.dist.name
+        return BrokenCommand(f"cannot be loaded from {package}: {type(error).__name__}: {error}")
+    return command
 
 
 def _guarded(command: Callable[[], int | None], name: str) -> int:

@@ -10,6 +10,8 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
+from tbx_envs.errors import ConfigError
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Command:
@@ -50,6 +52,20 @@ class HydraCommand:
         return run_hydra_program(
             self.config_name, imported(self.record), lambda config: imported(self.program)(config), arguments
         )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BrokenCommand:
+    """A subcommand of a package that cannot be loaded.
+
+    Attributes:
+        summary: the reason.
+    """
+
+    summary: str
+
+    def run(self, arguments: Sequence[str]) -> int:
+        raise ConfigError(f"this subcommand {self.summary}. Update or remove that package.")
 
 
 def imported(place: str) -> Any:

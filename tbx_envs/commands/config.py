@@ -7,7 +7,10 @@ Records that only the trainer needs are in `tbx_jax.config`.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import warnings
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
@@ -24,6 +27,10 @@ Share = Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
 ErrorRate = Annotated[float, pydantic.Field(ge=0.0)]
 Precision = Literal["float32", "bfloat16"]
 Band = Literal["too_hard", "hard", "medium", "easy", "too_easy"]
+
+
+# Keys that were renamed: the old name still works, with a warning, until version 0.3.
+RENAMED_KEYS = {"lapse": "error_rate"}
 
 
 class Record(pydantic.BaseModel):
@@ -55,6 +62,18 @@ class MeshConfig(Record):
     rules: dict[str, str]
 
 
+def _every_key(given: Any) -> Any:
+    """In Python the record of an endpoint has defaults; a configuration has its defaults in `conf/` only."""
+    if isinstance(given, Mapping):
+        missing = [field.name for field in dataclasses.fields(EndpointConfig) if field.name not in given]
+        if missing:
+            raise ValueError(f"{', '.join(missing)} missing; conf/endpoint/chat.yaml has every key")
+    return given
+
+
+Endpoint = Annotated[EndpointConfig, pydantic.BeforeValidator(_every_key)]
+
+
 def _endpoint_when_served(part: Any) -> Any:
     if (part.kind == "endpoint") != (part.endpoint is not None):
         raise ValueError("an endpoint belongs to kind=endpoint, and only to it")
@@ -64,7 +83,7 @@ def _endpoint_when_served(part: Any) -> Any:
 class JudgeConfig(Record):
     kind: Literal["none", "yes", "endpoint"]
     style: Literal["plain", "motivation"]
-    endpoint: EndpointConfig | None
+    endpoint: Endpoint | None
 
     _whole = pydantic.model_validator(mode="after")(_endpoint_when_served)
 
@@ -72,7 +91,7 @@ class JudgeConfig(Record):
 class UserConfig(Record):
     kind: Literal["default", "endpoint"]
     can_end: bool
-    endpoint: EndpointConfig | None
+    endpoint: Endpoint | None
 
     _whole = pydantic.model_validator(mode="after")(_endpoint_when_served)
 
@@ -80,7 +99,7 @@ class UserConfig(Record):
 class AgentConfig(Record):
     kind: Literal["none", "endpoint"]
     chat_format: str
-    endpoint: EndpointConfig | None
+    endpoint: Endpoint | None
 
     _whole = pydantic.model_validator(mode="after")(_endpoint_when_served)
 
@@ -129,6 +148,12 @@ class PoolConfig(AttemptsConfig):
     train_on_benchmark_and_mark_results: bool
 
 
+def warn_of_key(old: str) -> None:
+    """The warning about a key by its old name."""
+    said = f"the key '{old}' is now called '{RENAMED_KEYS[old]}'; the old name works until tbx 0.3."
+    warnings.warn(said, DeprecationWarning, stacklevel=3)
+
+
 R = TypeVar("R", bound=Record)
 
 
@@ -146,6 +171,10 @@ def validated(record: type[R], composed: DictConfig | dict[str, Any]) -> R:
         )
     except OmegaConfBaseException as error:
         raise ConfigError(f"configuration cannot be resolved: {error}") from error
+    for old, new in RENAMED_KEYS.items():
+        if isinstance(plain, dict) and old in plain and new in record.model_fields:
+            warn_of_key(old)
+            plain[new] = plain.pop(old)
     try:
         return record.model_validate(plain)
     except pydantic.ValidationError as error:

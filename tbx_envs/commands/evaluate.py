@@ -33,6 +33,7 @@ from tbx_envs.evaluation.run import refuse_many_voids, run, summarize, tallies_o
 from tbx_envs.evaluation.task_lists import select_tasks
 from tbx_envs.runtime import EpisodeOptions
 from tbx_envs.thinkingbox.dataset.guard import MARK, is_marked_policy
+from tbx_envs.version import DISTRIBUTION
 
 AGENTS = ("oracle", "idle", "scripted", "endpoint")
 
@@ -67,16 +68,24 @@ class PolicyModels(Protocol):
         ...
 
 
-def policy_models() -> PolicyModels:
-    """The policy models of an installed package, found by entry point since this package does not know the trainer.
+def policy_models() -> tuple[PolicyModels, ...]:
+    """The policy models of all installed packages, found by entry point since this package does not know the trainer;
+    those of our own distribution first.
 
     Raises:
         ConfigError: no installed package has policy models.
     """
-    for point in importlib.metadata.entry_points(group="tbx.policies"):
-        models: PolicyModels = point.load()
-        return models
-    raise ConfigError(f"no policy models are installed. Give policy= one of {', '.join(AGENTS)}.")
+    points = importlib.metadata.entry_points(group="tbx.policies")
+    ours_first = sorted(points, key=lambda point: point.dist is None or point.dist.name != DISTRIBUTION)
+    if not ours_first:
+        raise ConfigError(f"no policy models are installed. Give policy= one of {', '.join(AGENTS)}.")
+    return tuple(point.load() for point in ours_first)
+
+
+def models_of(policy: str) -> PolicyModels:
+    """The policy models that know a policy by name; of a folder, those of our own distribution."""
+    everyone = policy_models()
+    return next((models for models in everyone if models.knows(policy)), everyone[0])
 
 
 def run_evaluation(config: EvaluateConfig) -> dict[str, Any]:
@@ -200,7 +209,7 @@ def build_agent(config: AttemptsConfig, error_rate: float, uids: Sequence[str], 
             options = dataclasses.replace(options, chat_format=config.agent.chat_format)
             return EndpointAgent(endpoints.agent, concurrency=concurrency, options=options)
         case _:
-            return policy_models().agent(config, options)
+            return models_of(config.policy).agent(config, options)
 
 
 def policy_of_run(config: AttemptsConfig, error_rate: float) -> dict[str, Any]:
@@ -235,12 +244,12 @@ def policy_fingerprint(policy: str, sampling: SamplingConfig, error_rate: float)
 
 def _policy_files(policy: str) -> tuple[Path, Sequence[Path]]:
     """The folder (or the one file) that a policy is read from, and the files in it that decide what it does."""
-    models = policy_models()
+    models = models_of(policy)
     if models.knows(policy):
         folder = models.folder(policy)
         return folder, models.files(policy)
     if not Path(policy).is_dir():
-        names = (*AGENTS, *models.names)
+        names = (*AGENTS, *(name for models in policy_models() for name in models.names))
         raise ConfigError(
             f"policy '{policy}' is neither {', '.join(names)} nor a folder.{did_you_mean(policy, names)} "
             f"Give one of these, the folder that `tbx train` wrote, or org/name of the Hugging Face Hub."

@@ -7,19 +7,13 @@ import logging
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from tbx_envs.commands.config import RENAMED_KEYS, Record, validated, warn_of_key
 from tbx_envs.errors import ConfigError
 
-if TYPE_CHECKING:
-    from tbx_envs.commands.config import Record
-
-# Keys that were renamed: the old name still works, with a warning, until version 0.3.
-RENAMED_KEYS = {"lapse": "error_rate"}
-
-R = TypeVar("R", bound="Record")
+R = TypeVar("R", bound=Record)
 
 
 def run_hydra_program(name: str, record: type[R], program: Callable[[R], Any], arguments: Sequence[str]) -> int:
@@ -38,8 +32,6 @@ def run_hydra_program(name: str, record: type[R], program: Callable[[R], Any], a
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
-
-    from tbx_envs.commands.config import validated
 
     arguments = [renamed(argument) for argument in arguments]
 
@@ -78,8 +70,5 @@ def renamed(argument: str) -> str:
     key = re.match(r"(\+\+|\+|~)?(\w+)(?==|$)", argument)
     if key is None or key[2] not in RENAMED_KEYS:
         return argument
-    new = RENAMED_KEYS[key[2]]
-    warnings.warn(
-        f"the key '{key[2]}' is now called '{new}'; the old name works until tbx 0.3.", DeprecationWarning, stacklevel=2
-    )
-    return f"{key[1] or ''}{new}{argument[key.end() :]}"
+    warn_of_key(key[2])
+    return f"{key[1] or ''}{RENAMED_KEYS[key[2]]}{argument[key.end() :]}"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge, Gt
 
 from tbx_envs.endpoints.costs import Prices
 
@@ -32,10 +34,11 @@ class EndpointConfig:
     base_url: str
     model: str
     api_key_env: str | None = None
-    temperature: float | None = None
-    max_tokens: int | None = None
-    timeout_s: float = 300.0
-    concurrency: int = 8
-    max_retries: int = 5
+    # The bounds are for configurations, where each key gets its own message; `ChatEndpoint` checks them too.
+    temperature: Annotated[float, Ge(0.0)] | None = None
+    max_tokens: Annotated[int, Ge(1)] | None = None
+    timeout_s: Annotated[float, Gt(0.0)] = 300.0
+    concurrency: Annotated[int, Ge(1)] = 8
+    max_retries: Annotated[int, Ge(0)] = 5
     extra_body: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     prices: Prices | None = None

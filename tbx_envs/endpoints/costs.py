@@ -7,8 +7,11 @@ as integers, and costs are computed from the sums.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge, Lt
 
 from tbx_envs.errors import ConfigError
 
@@ -50,6 +53,9 @@ def _sum(first: int | None, second: int | None) -> int | None:
     return None if first is None or second is None else first + second
 
 
+Price = Annotated[float, Ge(0.0), Lt(math.inf)]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prices:
     """Prices per million tokens, in any one currency.
@@ -63,9 +69,12 @@ class Prices:
         ConfigError: a price is negative or not a number.
     """
 
-    input: float
-    cached: float
-    output: float
+    # A configuration with another key, or with a price that is none, is refused key by key.
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    input: Price
+    cached: Price
+    output: Price
 
     def __post_init__(self) -> None:
         wrong = [

@@ -9,6 +9,7 @@ import warnings
 import pytest
 
 import tbx_envs
+from tbx_envs.agents import Attempt
 from tbx_envs.agents.idle import IdleAgent
 from tbx_envs.commands import cli
 from tbx_envs.commands.hydra_programs import renamed as renamed_argument
@@ -142,3 +143,8 @@ def test_the_command_line_takes_the_old_key_and_the_old_command(command, tmp_pat
 
 def test_the_old_command_is_not_listed():
     assert "sft" in cli.commands() and "warmstart" not in cli.commands()
+
+
+def test_the_number_of_an_attempt_has_its_old_name():
+    with pytest.warns(DeprecationWarning, match=r"attempt\.index"):
+        assert Attempt("clinic/cancel_visit/000", 3, 1).attempt == 3

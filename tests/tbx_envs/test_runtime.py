@@ -6,6 +6,7 @@ import pytest
 from tbx_envs.env import ToolEnv
 from tbx_envs.errors import ActionError
 from tbx_envs.runtime import EpisodeOptions
+from tbx_envs.vector import EpisodeSlots
 
 
 def test_an_unknown_option_is_answered_with_a_near_one_and_all_there_are():
@@ -38,3 +39,17 @@ def test_an_option_that_cannot_be_is_named_also_when_it_is_changed_later(given, 
 def test_single_options_of_an_environment_go_before_its_record():
     env = ToolEnv("clinic/cancel_visit/000", options=EpisodeOptions(check_timeout_s=5.0, start="spawn"), start="fork")
     assert env._options == EpisodeOptions(check_timeout_s=5.0, start="fork")
+
+
+def test_options_of_another_kind_are_refused_with_what_is_wanted(kiosk):
+    with pytest.raises(ActionError, match=r"wanted a tbx_envs\.EpisodeOptions.*judge='yes'"):
+        ToolEnv("kiosk/order/000", options={"judge": "yes"})
+
+
+def test_slots_take_single_options_by_name(kiosk):
+    slots = EpisodeSlots(1, EpisodeOptions(chat_format="hermes"), tool_timeout_s=3.0)
+    slots.start(0, "kiosk/order/000", seed=0)
+    assert slots.env(0)._options == EpisodeOptions(chat_format="hermes", tool_timeout_s=3.0)
+    slots.close()
+    with pytest.raises(ActionError, match="no option 'tool_timeout'"):
+        EpisodeSlots(1, tool_timeout=3.0)
