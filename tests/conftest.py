@@ -39,6 +39,7 @@ def pytest_configure(config):
         config.option.loadscopereorder = False  # by numbers of tests, which says little about how long they take
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in its own hook, which would be called before this one
 def pytest_collection_modifyitems(config, items):
     """Groups for `pytest -n 2 --dist loadgroup`, the longest first."""
     if not config.pluginmanager.hasplugin("xdist"):
