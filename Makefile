@@ -20,7 +20,7 @@ demo: .venv/installed-demo
 	$(BIN)/tbx demo seed=$(SEED)
 
 test: .venv/installed-dev
-	TBX_TEST_XLA=$(XLA) $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	TBX_TEST_XLA=$(XLA) $(BIN)/python -m pytest -n $(WORKERS)
 
 # Models against transformers; torch lives in an environment of its own, so that nothing else comes to need it.
 parity: .venv-parity/installed
