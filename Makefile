@@ -13,6 +13,8 @@ SEED ?= 0
 WORKERS ?= 2
 # How XLA compiles in the tests: quick is with few optimizations, full as users have it (twice the time).
 XLA ?= quick
+# Others that libraries bring cost each process seconds.
+PLUGINS := --disable-plugin-autoload -p xdist.plugin -p jaxtyping._pytest_plugin -p _hypothesis_pytestplugin
 
 .PHONY: demo test parity lint docs dist clean
 
@@ -20,7 +22,7 @@ demo: .venv/installed-demo
 	$(BIN)/tbx demo seed=$(SEED)
 
 test: .venv/installed-dev
-	TBX_TEST_XLA=$(XLA) $(BIN)/python -m pytest -n $(WORKERS)
+	TBX_TEST_XLA=$(XLA) $(BIN)/python -m pytest $(PLUGINS) -n $(WORKERS)
 
 # Models against transformers; torch lives in an environment of its own, so that nothing else comes to need it.
 parity: .venv-parity/installed

@@ -26,7 +26,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("role, concurrency", [("agent", 3), ("user", 3), ("judge", 3), ("judge", 1)])
+@pytest.mark.parametrize("role, concurrency", [("agent", 3), ("user", 3), ("judge", 1)])
 def test_an_interrupt_ends_a_run_whose_served_model_is_silent(role, concurrency, tmp_path):
     asked = threading.Semaphore(0)
 
