@@ -9,7 +9,9 @@ import pytest
 
 # Most of the suite is compilation of programs that run once. Code that is made quickly is the same program to the
 # tests; `TBX_TEST_XLA=full` compiles as users do (`make test XLA=full`), and so does `test_optimized_code.py`.
-QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+QUICK = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+)
 COMPILATION = {"quick": QUICK, "full": ""}[os.environ.get("TBX_TEST_XLA", "quick")]
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
