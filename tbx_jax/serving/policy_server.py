@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
             f"tbx serve-policy: {loopback.url_of(listener)}/v1 serves {service.served.model} "
             f"({'no token' if token is None else 'token'})"
         )
-        app = create_app(service, token=token)
+        app = create_app(service, token=token, any_host=not addresses.is_loopback(given.host))
         loopback.until_stopped(app, listener, lambda: print(line, flush=True))
     return 0
 

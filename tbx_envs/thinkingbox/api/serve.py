@@ -60,7 +60,12 @@ def main(arguments: Sequence[str]) -> int:
         sessions = LiveSessions(
             pool, servers=tuple(servers), clock=clock, clock_runs=given.clock_runs, max_sessions=given.max_sessions
         )
-        app = create_app(sessions, access, idle_s=given.idle_minutes * 60 or None)
+        app = create_app(
+            sessions,
+            access,
+            idle_s=given.idle_minutes * 60 or None,
+            any_host=not addresses.is_loopback(given.host),  # there, a token is required
+        )
         shown = ", ".join(
             [given.start, "no token" if access.privileged_token is None else "token", _shown_clock(clock, given)]
         )
