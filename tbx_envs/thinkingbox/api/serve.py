@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     _check_limits(given)
     clock = _clock(given.clock, given.clock_runs)
     access = _access(given)
-    # Servers inherit our environment, and a tool that shows it would show the tokens.
+    # Not even a command in the servers file may name the tokens, which a tool could then show.
     hidden = {given.token_env, given.agent_token_env}
     environ = {name: value for name, value in os.environ.items() if name not in hidden}
     servers = load_servers(given.servers, python=given.python, environ=environ)

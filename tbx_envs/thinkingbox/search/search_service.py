@@ -294,7 +294,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             RequestError: one may have.
         """
         host, origin, site = (self.headers.get_all(name, []) for name in ("Host", "Origin", "Sec-Fetch-Site"))
-        if reason := why_foreign(host, origin, site, port=self.server.server_address[1]):
+        if reason := why_foreign(host, origin, site, port=self.connection.getsockname()[1]):
             self.close_connection = True  # its body is not read
             raise RequestError(403, reason)
 
