@@ -85,6 +85,7 @@ def opened_service(
     seed: int = 0,
     name: str | None = None,
     compute_dtype: Precision | None = None,
+    splits_control_text: bool = True,
 ) -> Iterator[PolicyService]:
     """A loaded policy, ready to answer.
 
@@ -94,6 +95,7 @@ def opened_service(
         seed: seed of the sampler.
         name: name of the model in requests; None is the name of the policy or its folder.
         compute_dtype: type of the computation; None is the type in the policy's configuration.
+        splits_control_text: whether control strings in what clients say stay words (`ChatTemplate`).
 
     Raises:
         ConfigError: settings that are invalid, or do not fit the policy.
@@ -103,7 +105,7 @@ def opened_service(
     model, params, tokenizer = load_policy(policy, dtype=compute_dtype, param_dtype=None)
     longest = min(sampling.max_episode_tokens, model.config.max_length)
     sampling = sampling.model_copy(update={"max_episode_tokens": longest})
-    chat = ChatTemplate(tokenizer)
+    chat = ChatTemplate(tokenizer, splits_control_text=splits_control_text)
     sampler = Sampler(model, chat.end_of_turn_ids, sampling, seed, params=params)
     own_name = policy if is_hub_name(policy) else Path(policy).resolve().name
     served = Served(name or own_name, sampling.top_k, sampling.top_p)
