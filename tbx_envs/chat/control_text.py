@@ -43,8 +43,9 @@ class ControlText:
         strings = {str(token): number in special or token.special for number, token in added.items()}
         # Runs of blanks are ordinary words where they are added tokens, and one character cannot be parted.
         strings = {string: ends for string, ends in strings.items() if len(string) > 1 and not string.isspace()}
-        self._any = _starts(strings)
-        self._special = _starts(string for string, ends in strings.items() if ends)
+        # Text that spells the mark as JSON does would be taken for a mark, so it gets one of its own.
+        self._any = _starts([*strings, _MARK_IN_JSON])
+        self._special = _starts([*(string for string, ends in strings.items() if ends), _MARK_IN_JSON])
         for string in strings:
             text = f"a {string} b"
             ids = self.encode(self.marked(text))
@@ -63,8 +64,7 @@ class ControlText:
             own: True for what the assistant said, where only special tokens count.
         """
         found = self._special if own else self._any
-        text = text.replace(_MARK, _MARK * 2)
-        return text if found is None else found.sub(rf"\1{_MARK}", text)
+        return found.sub(rf"\1{_MARK}", text.replace(_MARK, _MARK * 2))
 
     def message(self, message: Message) -> Message:
         """A message with marks in all of its text."""
@@ -106,13 +106,10 @@ class ControlText:
         return [number for piece in pieces for number in self._tokenizer.encode(piece, add_special_tokens=False)]
 
 
-def _starts(strings: Iterable[str]) -> re.Pattern[str] | None:
+def _starts(strings: Iterable[str]) -> re.Pattern[str]:
     """Matches the first character of each string, wherever one begins, inside another one too."""
-    longest_first = sorted(strings, key=len, reverse=True)
-    if not longest_first:
-        return None
     rests: dict[str, list[str]] = {}
-    for string in longest_first:
+    for string in strings:
         rests.setdefault(string[0], []).append(re.escape(string[1:]))
     heads = (f"{re.escape(first)}(?={'|'.join(others)})" for first, others in rests.items())
     return re.compile(f"({'|'.join(heads)})")
