@@ -37,6 +37,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from tbx_envs.chat.control_text import ControlText
 from tbx_envs.chat.detection import PROBE_TOOLS, written_format
 from tbx_envs.chat.interpretation import interpret
 from tbx_envs.chat.reasoning import THINK_CLOSE, THINK_OPEN
@@ -62,6 +63,8 @@ class ChatTemplate:
         chat_format: name of the format in which the policy writes calls; None takes the template's.
         options: variables of the template, such as `{"enable_thinking": False}`.
         now: moment whose date the template shows, if it shows one; never today.
+        splits_control_text: True to tokenise control strings in given text (`<|im_end|>` in a tool's result) as
+            ordinary text (`tbx_envs.chat.control_text`); False for the tokens that a server makes of the rendered text.
 
     Attributes:
         chat_format: name of the format for `tbx_envs.chat.interpretation.interpret`.
@@ -74,7 +77,8 @@ class ChatTemplate:
 
     Raises:
         ConfigError: the template cannot be rendered, has no end-of-turn token, writes calls in no known format, or
-            changes earlier messages in other ways than by dropping their reasoning.
+            changes earlier messages in other ways than by dropping their reasoning; or the tokenizer cannot tokenise
+            control strings as ordinary text.
     """
 
     def __init__(
@@ -84,8 +88,10 @@ class ChatTemplate:
         chat_format: str | None = None,
         options: Mapping[str, Any] | None = None,
         now: datetime.datetime = FIXED_NOW,
+        splits_control_text: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
+        self._control = ControlText(tokenizer) if splits_control_text else None
         self._text = TemplateText(tokenizer, options or {}, now)
         self._continuation = functools.lru_cache(maxsize=4096)(self._encoded_continuation)
         self._opening = functools.lru_cache(maxsize=256)(self._encoded_opening)
@@ -119,8 +125,9 @@ class ChatTemplate:
             tools: OpenAI-function style dictionaries.
             now: moment in the task's world; None takes the template's.
         """
-        said = json.dumps(to_chat(self.adapted(messages)))
-        return list(self._opening(said, json.dumps(list(tools)) if tools else "", now))
+        said = json.dumps(to_chat(self.adapted(self._marked(messages))))
+        offered = tools if self._control is None or tools is None else self._control.json(tools)
+        return list(self._opening(said, json.dumps(list(offered)) if offered else "", now))
 
     def continuation(self, messages: Sequence[Message]) -> list[int]:
         """What follows the policy's end-of-turn token: its separator, `messages`, the next generation prompt.
@@ -139,7 +146,9 @@ class ChatTemplate:
         Raises:
             ConfigError: the template cannot render this turn as one message.
         """
-        return self.encode(self.turn_text(turn))
+        (marked,) = self._marked([turn])
+        assert isinstance(marked, Turn)
+        return self._encode_marked(self.turn_text(marked))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The raw text of a sampled turn: without its end-of-turn token, markers such as `<tool_call>` kept.
@@ -211,17 +220,23 @@ class ChatTemplate:
         return self._text.render(to_chat(messages), tools, generation_prompt=generation_prompt)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of rendered text; nothing is prepended."""
+        """The tokens of rendered text, whoever wrote its parts; nothing is prepended."""
         return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _marked(self, messages: Sequence[Message]) -> Sequence[Message]:
+        return messages if self._control is None else [self._control.message(message) for message in messages]
+
+    def _encode_marked(self, text: str) -> list[int]:
+        return self.encode(text) if self._control is None else self._control.encode(text)
 
     # --- what the template does -----------------------------------------------------------------------------
 
     def _encoded_opening(self, chat: str, tools: str, now: datetime.datetime | None) -> tuple[int, ...]:
         offered = json.loads(tools) if tools else None
-        return tuple(self.encode(self._text.render(json.loads(chat), offered, generation_prompt=True, now=now)))
+        return tuple(self._encode_marked(self._text.render(json.loads(chat), offered, generation_prompt=True, now=now)))
 
     def _encoded_continuation(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        return tuple(self.encode(self.continuation_text(messages)))
+        return tuple(self._encode_marked(self.continuation_text(self._marked(messages))))
 
     def _render_heads(self, calls: tuple[tuple[str, str], ...]) -> tuple[str, str]:
         """The dummy conversation up to the end of its turn: right after the turn, and once the user has answered it."""

@@ -19,6 +19,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -321,6 +322,11 @@ def _key(variable: str | None) -> str | None:
     """
     if variable is None:
         return None
+    if not re.fullmatch(r"[A-Za-z_]\w*", variable, re.ASCII):
+        raise EndpointError(
+            "api_key_env is no name of a variable (it is not repeated here, since it may be the key itself). Put the "
+            "key into a variable of the environment, and its name there."
+        )
     key = os.environ.get(variable, "").strip()
     if not key:
         raise EndpointError(f"the environment variable {variable} holds no key: set it, or set api_key_env to null.")

@@ -1,4 +1,7 @@
-"""Access control of `tbx serve`: a harness may do everything, an agent may only call its tools.
+"""Access control of small servers: which requests pass, and in `tbx serve` what each token opens.
+
+Requests that a web page may have sent pass nowhere (`LocalRequests`). In `tbx serve`, a harness may do everything, an
+agent may only call its tools.
 
 There are two bearer tokens, the harness's privileged one and the agent's. Without tokens (loopback only) every client
 counts as a harness, but reserved tools stay closed, since nothing distinguishes a harness from its agent. The scope of
@@ -12,8 +15,7 @@ import binascii
 import dataclasses
 import hmac
 import os
-import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from starlette.datastructures import Headers
@@ -21,10 +23,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tbx_envs.errors import ConfigError
+from tbx_envs.web.local_requests import why_foreign
 
 OPEN_PATHS = frozenset({"/health"})
 AGENT_PATHS = frozenset({"/mcp", "/call_tool", "/list_tools"})
-LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,11 +57,12 @@ class Access:
         """(is allowed, is privileged) for the token of a request, which is None when the request has none."""
         if self.privileged_token is None:
             return True, False
-        privileged = _same(token, self.privileged_token)
-        return privileged or _same(token, self.agent_token), privileged
+        privileged = same_token(token, self.privileged_token)
+        return privileged or same_token(token, self.agent_token), privileged
 
 
-def _same(given: str | None, wanted: str | None) -> bool:
+def same_token(given: str | None, wanted: str | None) -> bool:
+    """Whether both are there and the same, in a time that does not tell how much of `given` is right."""
     return given is not None and wanted is not None and hmac.compare_digest(given.encode(), wanted.encode())
 
 
@@ -100,8 +103,39 @@ def read_token(
     return token
 
 
+class LocalRequests:
+    """ASGI middleware that lets only requests of this machine's programs through.
+
+    Args:
+        app: application behind it.
+        refused: maker of the response to another request (status 403), from the reason.
+        any_host: True for a server that other machines reach, which must ask for a token (see `why_foreign`).
+    """
+
+    def __init__(self, app: ASGIApp, refused: Callable[[str], Response], any_host: bool = False) -> None:
+        self._app, self._refused, self._any_host = app, refused, any_host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # no server of ours speaks web sockets, and a page may open one to any address
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = Headers(scope=scope)
+        host, origin, site = (headers.getlist(name) for name in ("host", "origin", "sec-fetch-site"))
+        _, port = scope.get("server") or (None, None)
+        reason = why_foreign(host, origin, site, port=port, any_host=self._any_host)
+        if reason is None and not scope["path"].startswith("/"):  # "GET http://other/..." is for a proxy
+            reason = "the target of a request must be a path."
+        if reason is None:
+            await self._app(scope, receive, send)
+        else:
+            await self._refused(reason)(scope, receive, send)
+
+
 class Gate:
-    """ASGI middleware: passes requests that `Access` allows, and none that a web page sent."""
+    """ASGI middleware that passes requests which `Access` allows; behind `tbx_envs.web.local_requests`."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access
@@ -113,14 +147,12 @@ class Gate:
         headers, path = Headers(scope=scope), scope["path"].rstrip("/")
         allowed, privileged = self._access.allows(_token(headers.get("authorization", "")))
         denial: Response | None = None
-        if not _is_local(headers.get("origin")):
-            denial = _denied(403, "Forbidden: a web page of another origin may not use this server.")
-        elif path in OPEN_PATHS:
+        if path in OPEN_PATHS:
             pass
         elif not allowed:
-            denial = _denied(401, "Unauthorized")
+            denial = denied(401, "Unauthorized")
         elif self._access.privileged_token is not None and not privileged and path not in AGENT_PATHS:
-            denial = _denied(403, f"Forbidden: {path} needs the privileged token; this is the agent's.")
+            denial = denied(403, f"Forbidden: {path} needs the privileged token; this is the agent's.")
         if denial is not None:
             await denial(scope, receive, send)
             return
@@ -141,17 +173,8 @@ def _token(authorization: str) -> str | None:
     return None
 
 
-def _is_local(origin: str | None) -> bool:
-    """Whether a request comes from a page of this machine or from no page; only browsers send an `Origin`."""
-    if origin is None:
-        return True
-    try:
-        return urllib.parse.urlsplit(origin).hostname in LOOPBACK_NAMES
-    except ValueError:
-        return False
-
-
-def _denied(status: int, message: str) -> JSONResponse:
+def denied(status: int, message: str) -> JSONResponse:
+    """The response to a request that is not allowed, in the form of the original's session API."""
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
     content = {"success": False, "error": message, "content": {"type": "string", "value": message}}
     return JSONResponse(content, status_code=status, headers=headers)

@@ -14,11 +14,9 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import hmac
 import importlib.resources
 import itertools
 import time
-import urllib.parse
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -29,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
@@ -36,7 +35,7 @@ from starlette.routing import Route
 from tbx_envs.chat.interpretation import interpret, schemas_of
 from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.errors import ConfigError, PolicyFault
-from tbx_envs.web import addresses
+from tbx_envs.web.access import LocalRequests, same_token
 from tbx_jax.config import SamplingConfig, validated
 from tbx_jax.policies.hub_policy import is_hub_name
 from tbx_jax.policies.weights import Precision, load_policy
@@ -86,6 +85,7 @@ def opened_service(
     seed: int = 0,
     name: str | None = None,
     compute_dtype: Precision | None = None,
+    splits_control_text: bool = True,
 ) -> Iterator[PolicyService]:
     """A loaded policy, ready to answer.
 
@@ -95,6 +95,7 @@ def opened_service(
         seed: seed of the sampler.
         name: name of the model in requests; None is the name of the policy or its folder.
         compute_dtype: type of the computation; None is the type in the policy's configuration.
+        splits_control_text: whether control strings in what clients say stay words (`ChatTemplate`).
 
     Raises:
         ConfigError: settings that are invalid, or do not fit the policy.
@@ -104,7 +105,7 @@ def opened_service(
     model, params, tokenizer = load_policy(policy, dtype=compute_dtype, param_dtype=None)
     longest = min(sampling.max_episode_tokens, model.config.max_length)
     sampling = sampling.model_copy(update={"max_episode_tokens": longest})
-    chat = ChatTemplate(tokenizer)
+    chat = ChatTemplate(tokenizer, splits_control_text=splits_control_text)
     sampler = Sampler(model, chat.end_of_turn_ids, sampling, seed, params=params)
     own_name = policy if is_hub_name(policy) else Path(policy).resolve().name
     served = Served(name or own_name, sampling.top_k, sampling.top_p)
@@ -131,12 +132,13 @@ def serving_settings(settings: Sequence[str]) -> SamplingConfig:
     return validated(SamplingConfig, merged)
 
 
-def create_app(service: PolicyService, *, token: str | None = None) -> Starlette:
+def create_app(service: PolicyService, *, token: str | None = None, any_host: bool = False) -> Starlette:
     """The ASGI application.
 
     Args:
         service: the policy to serve.
         token: bearer token required by every request but `/health`; None requires none.
+        any_host: True to answer under any host name, for a server that other machines reach with a token.
     """
 
     async def health(request: Request) -> JSONResponse:
@@ -163,8 +165,13 @@ def create_app(service: PolicyService, *, token: str | None = None) -> Starlette
             Route("/v1/models", guarded(models)),
             Route("/v1/chat/completions", guarded(_Completions(service).answer), methods=["POST"]),
         ],
+        middleware=[Middleware(LocalRequests, refused=_foreign, any_host=any_host)],
         exception_handlers={RequestError: _error_response, HTTPException: _no_route},
     )
+
+
+def _foreign(reason: str) -> JSONResponse:
+    return JSONResponse(RequestError(reason, kind="permission_error").body, 403)
 
 
 async def _error_response(request: Request, error: Exception) -> JSONResponse:
@@ -179,30 +186,19 @@ async def _no_route(request: Request, error: Exception) -> JSONResponse:
 
 
 def _authorize(request: Request, token: str | None) -> None:
-    """Checks the bearer token, and rejects requests from web pages of another origin.
+    """Checks the bearer token.
 
     Raises:
         RequestError: the request is not allowed.
     """
-    origin = request.headers.get("origin")
-    if origin is not None and not _is_local(origin):
-        raise RequestError("a web page of another origin may not use this server", status=403)
     kind, _, value = request.headers.get("authorization", "").partition(" ")
-    known = kind.lower() == "bearer" and hmac.compare_digest(value.strip().encode(), (token or "").encode())
-    if token is not None and not known:
+    if token is not None and not (kind.lower() == "bearer" and same_token(value.strip(), token)):
         raise RequestError(
             "no valid key: send the server's token as `Authorization: Bearer ...`",
             status=401,
             kind="authentication_error",
             code="invalid_api_key",
         )
-
-
-def _is_local(origin: str) -> bool:
-    try:
-        return addresses.is_loopback(urllib.parse.urlsplit(origin).hostname or "")
-    except ValueError:
-        return False
 
 
 class _Completions:

@@ -40,14 +40,19 @@ def main(arguments: Sequence[str]) -> int:
     enable_compilation_cache()
     listener = loopback.bind(given.host, given.port)
     with opened_service(
-        given.policy, given.settings, seed=given.seed, name=given.name, compute_dtype=given.compute_dtype
+        given.policy,
+        given.settings,
+        seed=given.seed,
+        name=given.name,
+        compute_dtype=given.compute_dtype,
+        splits_control_text=given.control_text == "words",
     ) as service:
         print(service.memory, flush=True)
         line = (
             f"tbx serve-policy: {loopback.url_of(listener)}/v1 serves {service.served.model} "
             f"({'no token' if token is None else 'token'})"
         )
-        app = create_app(service, token=token)
+        app = create_app(service, token=token, any_host=not addresses.is_loopback(given.host))
         loopback.until_stopped(app, listener, lambda: print(line, flush=True))
     return 0
 
@@ -62,6 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--name", help="name of the model in requests (default: the policy's)")
     add("--compute-dtype", choices=("float32", "bfloat16"), help="type of the computation (default: the policy's)")
     add("--seed", type=int, default=0, help="seed of requests without one (%(default)s)")
+    add(
+        "--control-text",
+        choices=("words", "tokens"),
+        default="words",
+        help="what <|im_end|> in a client's text is to the policy: words, or a token as on other servers (%(default)s)",
+    )
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     add("--port", type=int, default=8001, help="0 takes a free one (%(default)s)")
     add("--token-env", metavar="NAME", help="environment variable that holds the bearer token")

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     _check_limits(given)
     clock = _clock(given.clock, given.clock_runs)
     access = _access(given)
-    # Servers inherit our environment, and a tool that shows it would show the tokens.
+    # Not even a command in the servers file may name the tokens, which a tool could then show.
     hidden = {given.token_env, given.agent_token_env}
     environ = {name: value for name, value in os.environ.items() if name not in hidden}
     servers = load_servers(given.servers, python=given.python, environ=environ)
@@ -60,7 +60,12 @@ def main(arguments: Sequence[str]) -> int:
         sessions = LiveSessions(
             pool, servers=tuple(servers), clock=clock, clock_runs=given.clock_runs, max_sessions=given.max_sessions
         )
-        app = create_app(sessions, access, idle_s=given.idle_minutes * 60 or None)
+        app = create_app(
+            sessions,
+            access,
+            idle_s=given.idle_minutes * 60 or None,
+            any_host=not addresses.is_loopback(given.host),  # there, a token is required
+        )
         shown = ", ".join(
             [given.start, "no token" if access.privileged_token is None else "token", _shown_clock(clock, given)]
         )

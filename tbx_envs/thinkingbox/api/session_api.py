@@ -35,6 +35,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -53,7 +54,7 @@ from starlette.routing import Route
 
 from tbx_envs.thinkingbox.api.live_sessions import Full, LiveSessions, SessionError, SessionOptions
 from tbx_envs.version import __version__
-from tbx_envs.web.access import Access, Gate
+from tbx_envs.web.access import Access, Gate, LocalRequests, denied
 
 SESSION_HEADER = "X-TB-Session-Id"
 RESERVED = "__reserved__"
@@ -118,6 +119,7 @@ def create_app(
     *,
     idle_s: float | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
+    any_host: bool = False,
 ) -> Starlette:
     """The application. When it ends, so do the sessions and their pool.
 
@@ -126,6 +128,7 @@ def create_app(
         access: tokens of harness and agent.
         idle_s: time after which unused sessions are destroyed; None keeps them.
         max_body_bytes: maximum size of a request's body; a larger one is answered with 413.
+        any_host: True to answer under any host name, for a server that other machines reach with a token.
     """
     api = _Api(sessions, max_body_bytes)
     manager = StreamableHTTPSessionManager(
@@ -151,7 +154,10 @@ def create_app(
             Route("/mcp", mcp),
             Route("/mcp/", mcp),
         ],
-        middleware=[Middleware(Gate, access=access)],
+        middleware=[
+            Middleware(LocalRequests, refused=functools.partial(denied, 403), any_host=any_host),
+            Middleware(Gate, access=access),
+        ],
         lifespan=lifespan,
     )
 

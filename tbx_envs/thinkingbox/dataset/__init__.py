@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 
 from tbx_envs.errors import DomainError, TbxError, did_you_mean
+from tbx_envs.handed_down import hide_environment
 from tbx_envs.registration import BUILT_IN, register_uids, unregister_uids
 from tbx_envs.thinkingbox.dataset.dataset import Dataset
 
@@ -47,6 +48,7 @@ def register_dataset(
         DomainError: there is no dataset, its tests cannot be listed, or another dataset has its name or some of its
             uids.
     """
+    hide_environment()  # here too: its programs may be started by workers of this process, which can read its block
     dataset = Dataset(path, servers_python=servers_python, test_list=test_list, servers=servers, name=name, agent=agent)
     dataset.refuse_unreadable()
     if dataset.name in RESERVED:

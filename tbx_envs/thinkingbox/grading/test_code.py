@@ -20,6 +20,7 @@ from typing import Any
 
 from tbx_envs.episode import CheckReport
 from tbx_envs.errors import CheckFault, ConfigError, TbxError
+from tbx_envs.handed_down import missing_hint
 from tbx_envs.thinkingbox.grading.judge import Judge, Opinion
 from tbx_envs.thinkingbox.grading.worker.check_server.frames import FrameReader, frame
 from tbx_envs.thinkingbox.grading.worker_process import WorkerProcess
@@ -223,7 +224,8 @@ class _Grading:
 
     def _void(self, what: str, details: str = "") -> CheckFault:
         hint = "That is no verdict: fix the test, its fixtures or the effects that it reads."
-        return CheckFault("\n".join(filter(None, [f"task {self._uid}: its test {what}. {hint}", details.strip()])))
+        lines = [f"task {self._uid}: its test {what}. {hint}", details.strip()]
+        return CheckFault("\n".join(filter(None, lines)) + missing_hint(f"{what}\n{details}"))
 
 
 def _differences(result: Mapping[str, Any]) -> tuple[str, ...]:

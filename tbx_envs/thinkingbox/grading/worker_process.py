@@ -21,17 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from tbx_envs.errors import CheckFault
+from tbx_envs.handed_down import handed_down, hide_environment
 
 _PROGRAM = Path(__file__).parent / "worker"
 _START_TIMEOUT_S = 60.0
 _END_TIMEOUT_S = 10.0
-_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
-
-
-def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of test code: without variables whose names suggest a secret, with a fixed hash seed."""
-    kept = {name: value for name, value in environ.items() if not any(word in name.upper() for word in _SECRET_WORDS)}
-    return {"PYTHONHASHSEED": "0", **kept}
 
 
 class WorkerProcess:
@@ -97,6 +91,7 @@ class _Running:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.folder = tempfile.mkdtemp(prefix="tbx-check-")
         self._log = os.path.join(self.folder, "worker.log")
+        hide_environment()
         self.control, its = socket.socketpair()
         with its, open(self._log, "wb") as log:
             arguments = [str(its.fileno()), json.dumps({**settings, "folder": self.folder})]
@@ -106,7 +101,7 @@ class _Running:
                 stdout=log,
                 stderr=log,
                 pass_fds=[its.fileno()],
-                env=without_secrets(os.environ),
+                env={"PYTHONHASHSEED": "0", **handed_down()},
                 cwd=self.folder,
                 start_new_session=True,  # an interrupt typed in a terminal is for this process alone
             )

@@ -36,6 +36,7 @@ from typing import Any
 from tbx_envs.errors import ConfigError
 from tbx_envs.thinkingbox.search.search_collections import Collections, RequestError
 from tbx_envs.web import addresses
+from tbx_envs.web.local_requests import why_foreign
 
 HOST, PORT = "127.0.0.1", 8108
 MAX_BODY_BYTES = 32 * 2**20
@@ -274,6 +275,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         try:
+            self._refuse_foreign()
             body = self._body()
             path, _, query = self.path.partition("?")
             steps = [urllib.parse.unquote(step) for step in path.strip("/").split("/")]
@@ -284,6 +286,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send(status, answer)
         except RequestError as error:
             self._send(error.status, {"message": error.message})
+
+    def _refuse_foreign(self) -> None:
+        """Check that no web page sent the request (`tbx_envs.web.local_requests`).
+
+        Raises:
+            RequestError: one may have.
+        """
+        host, origin, site = (self.headers.get_all(name, []) for name in ("Host", "Origin", "Sec-Fetch-Site"))
+        if reason := why_foreign(host, origin, site, port=self.connection.getsockname()[1]):
+            self.close_connection = True  # its body is not read
+            raise RequestError(403, reason)
 
     def _body(self) -> Any:
         if "chunked" in self.headers.get("Transfer-Encoding", ""):

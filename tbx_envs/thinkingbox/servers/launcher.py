@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from tbx_envs.errors import ConfigError, ToolFault
+from tbx_envs.handed_down import hide_environment, missing_hint
 from tbx_envs.thinkingbox.servers.foreign_tools import Listing
 from tbx_envs.thinkingbox.servers.server_clock import REQUIREMENT
 from tbx_envs.thinkingbox.servers.servers_file import ProcessServer
@@ -236,7 +237,8 @@ class Launcher:
             if ready.get("missing"):
                 assert python is not None
                 raise _not_found(self.server, python, ready["why"])
-            raise ToolFault(f"server '{self.server.name}' cannot start: {ready['why']}")
+            hint = missing_hint(ready["why"], self.server.environ)
+            raise ToolFault(f"server '{self.server.name}' cannot start: {ready['why']}{hint}")
         if self.how == "fork" and ready["ready"] == "run":
             await program.close()
             self._fall_back(ready["why"])
@@ -274,6 +276,7 @@ class _Program:
     ) -> tuple[subprocess.Popen[bytes], socket.socket, ErrorTail]:
         ours, theirs = socket.socketpair()
         errors_read, errors_write = os.pipe()
+        hide_environment()
         command = [*interpreter, str(PROGRAM), "serve", str(theirs.fileno()), json.dumps(config)]
         try:
             with _printed_file() as printed:
@@ -414,7 +417,8 @@ class _Program:
 
     def _fault(self, why: str) -> ToolFault:
         tail = self._errors.text
-        return ToolFault(f"server '{self._server.name}' cannot start: {why}" + (f"\n{tail}" if tail else ""))
+        hint = missing_hint(f"{why} {tail}", self._server.environ)
+        return ToolFault(f"server '{self._server.name}' cannot start: {why}" + (f"\n{tail}" if tail else "") + hint)
 
 
 # --- commands -----------------------------------------------------------------------------------------------

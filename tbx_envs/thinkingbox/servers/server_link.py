@@ -18,6 +18,7 @@ from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
 from tbx_envs.errors import ConfigError, TbxError, ToolFault
+from tbx_envs.handed_down import missing_hint
 from tbx_envs.thinkingbox.servers.foreign_tools import Listing, listing_of
 from tbx_envs.thinkingbox.servers.launcher import ClockSetting, Launcher, ServerProcess
 from tbx_envs.thinkingbox.servers.servers_file import RemoteServer
@@ -221,6 +222,8 @@ class ServerLink:
                 ended = f"; {process.describe_end()}"
         tail = "" if process is None else process.errors.text
         said = f" The last it wrote to stderr:\n{tail}" if tail else ""
+        if process is not None:
+            said += missing_hint(tail, process.launcher.server.environ)
         self.fault = ToolFault(f"server '{self.name}' {self._doing}: {what}{ended}. The episode is void.{said}")
         return self.fault
 

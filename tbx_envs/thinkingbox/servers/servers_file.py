@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from tbx_envs.errors import ConfigError, did_you_mean
+from tbx_envs.handed_down import handed_down
 
 Transport = Literal["sse", "streamable-http"]
 DEFAULT_REMOTE_TIMEOUT_S = 60.0  # as in the original
@@ -39,10 +40,10 @@ class ProcessServer:
     Attributes:
         name: name in the file.
         command: command as written, with placeholders that `command_line` fills.
-        env: variables added to the inherited environment.
+        env: variables added to those that it inherits.
         cwd: working folder, absolute; None: that of this process.
         python: interpreter for `{python}`.
-        environ: inherited environment, which `{env[NAME]}` also reads.
+        environ: our environment: `{env[NAME]}` reads all of it, the process gets a part (`tbx_envs.handed_down`).
     """
 
     name: str
@@ -69,7 +70,7 @@ class ProcessServer:
 
     def environment(self) -> dict[str, str]:
         """The environment of its process."""
-        return {"FASTMCP_LOG_LEVEL": "WARNING", **self.environ, **self.env}
+        return {"FASTMCP_LOG_LEVEL": "WARNING", **handed_down(self.environ), **self.env}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ def load_servers(
     Args:
         path: path of the file. A relative `cwd` in it is relative to the file's folder.
         python: interpreter for `{python}`.
-        environ: environment that processes inherit.
+        environ: our environment (see `ProcessServer`).
 
     Raises:
         ConfigError: the file has errors; the message lists all of them.

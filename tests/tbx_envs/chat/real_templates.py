@@ -57,3 +57,9 @@ def real_tokenizer(name):
 @functools.cache
 def real_template(name):
     return ChatTemplate(real_tokenizer(name))
+
+
+@functools.cache
+def faithful_template(name):
+    """With the tokens that a server makes of the rendered text, control strings in given text included."""
+    return ChatTemplate(real_tokenizer(name), splits_control_text=False)

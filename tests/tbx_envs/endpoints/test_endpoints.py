@@ -589,6 +589,13 @@ def test_it_can_be_asked_inside_a_running_event_loop(served):
 # --- settings and the key -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("given", ["sk-proj-1234", "", "A KEY", "Bearer 1234", "1234"])
+def test_a_key_in_the_place_of_its_variable_is_an_error_that_does_not_repeat_it(given):
+    with pytest.raises(ConfigError, match="api_key_env is no name of a variable") as caught:
+        ChatEndpoint(EndpointConfig("http://127.0.0.1:9/v1", "any", api_key_env=given))
+    assert "1234" not in str(caught.value)
+
+
 def test_all_settings_that_cannot_work_are_named_at_once(monkeypatch):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     config = EndpointConfig(

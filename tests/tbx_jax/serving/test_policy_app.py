@@ -138,9 +138,16 @@ def test_a_conversation_without_room_for_an_answer_is_refused_as_too_long(client
     assert "maximum context length is 96 tokens" in error["message"]
 
 
-def test_web_pages_of_other_origins_are_refused(client):
-    for origin, status in (("http://evil.example", 403), ("http://[", 403), ("http://127.0.0.1:9", 200)):
-        assert client.get("/v1/models", headers={"Origin": origin}).status_code == status
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/health", "/nowhere"])
+def test_what_a_web_page_sends_is_refused_at_every_path(client, path):
+    for spoilt in ({"Origin": "http://127.0.0.1:9"}, {"Host": f"evil.example:{client.base_url.port}"}):
+        status, error = error_of(client.post(path, headers=spoilt))
+        assert (status, error["type"]) == (403, "permission_error")
+
+
+def test_a_page_of_the_server_itself_may_ask(client):
+    host = client.base_url.netloc.decode()
+    assert client.get("/v1/models", headers={"Origin": f"http://{host}"}).status_code == 200
 
 
 def test_a_token_is_asked_for_where_there_is_one(service):
@@ -211,8 +218,9 @@ def test_a_client_that_goes_away_takes_its_question_back(prescribed):
     client, fake, _ = prescribed
     fake.says = None
     body = json.dumps({"model": "policy", "messages": [HELLO]}).encode()
-    with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    host, port = client.base_url.host, client.base_url.port
+    with socket.create_connection((host, port)) as connection:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         while not fake.asked:
             assert client.get("/health").status_code == 200

@@ -443,9 +443,13 @@ def test_the_privileged_token_reaches_any_tool_of_a_server(guarded: Served) -> N
     assert guarded.error("/call_tool", session_id=name, tool_name="__reserved__server_tool", arguments={})
 
 
-def test_a_web_page_of_another_origin_is_rejected(api: Served) -> None:
-    assert api.post("/session_destroy_all", {}, Origin="https://example.org").status_code == 403
-    assert api.post("/session_info", {"session_id": "nobody"}, Origin="http://localhost:3000").status_code == 400
+@pytest.mark.parametrize("path", ["/session_destroy_all", "/call_tool", "/mcp", "/mcp/", "/health", "/nowhere"])
+def test_what_a_web_page_sends_is_rejected_at_every_path(api: Served, path: str) -> None:
+    host = httpx.URL(api.url).netloc.decode()
+    for spoilt in ({"Origin": "http://localhost:3000"}, {"Host": f"evil.example:{httpx.URL(api.url).port}"}):
+        reply = api.post(path, {}, **spoilt)
+        assert (reply.status_code, reply.json()["success"]) == (403, False)
+    assert api.post("/session_info", {"session_id": "nobody"}, Origin=f"http://{host}").status_code == 400
 
 
 # --- the agent's channel ------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from verdicts import CASES, code_of
 
 from tbx_envs.episode import CheckReport
 from tbx_envs.errors import CheckFault, ConfigError, EndpointError, EndpointRefused, ToolFault
+from tbx_envs.handed_down import ALLOWED
 from tbx_envs.thinkingbox.grading.judge import EndpointJudge, YesJudge
 from tbx_envs.thinkingbox.grading.test_code import CheckWorker
 
@@ -136,13 +137,29 @@ def test_a_test_cannot_change_the_world_of_the_next(worker):
     assert grade(worker, code_of(looks)).passed
 
 
-def test_secrets_of_this_process_are_not_in_the_environment(monkeypatch):
-    for name in ("OPENAI_API_KEY", "hf_token", "My_Secret_Name", "DB_PASSWORD"):
+READS_ENVIRONMENTS = f"""
+import os, pathlib
+allowed = {sorted(ALLOWED)!r}
+owner = {{owner}}
+parents = [os.getpid(), os.getppid(), owner]
+assert os.environ['SHOP'] == 'open' and set(os.environ) - set(allowed) <= {{{{'SHOP'}}}}, sorted(os.environ)
+if pathlib.Path('/proc/self/environ').exists():
+    for pid in parents:
+        for entry in pathlib.Path(f'/proc/{{{{pid}}}}/environ').read_text().split(chr(0)):
+            name, _, value = entry.partition('=')
+            assert not value or name in allowed or name == 'SHOP', name
+os.environ['MYMODEL']
+"""
+
+
+def test_test_code_reads_no_variable_that_is_held_back_neither_its_own_nor_those_of_the_process_that_asks(monkeypatch):
+    for name in ("MYMODEL", "DATABASE_URL", "GITHUB_PAT", "My_Secret_Name"):
         monkeypatch.setenv(name, "hush")
     monkeypatch.setenv("SHOP", "open")
-    code = code_of("import os\nassert 'hush' not in os.environ.values()\nassert os.environ['SHOP'] == 'open'")
-    with CheckWorker() as worker:
-        assert grade(worker, code).differences == ()
+    monkeypatch.setenv("TBX_PASS_VARIABLES", "SHOP")
+    with CheckWorker() as worker, pytest.raises(CheckFault, match="It names MYMODEL, which is set here") as caught:
+        grade(worker, code_of(READS_ENVIRONMENTS.format(owner=os.getpid())))
+    assert "KeyError" in str(caught.value) and "hush" not in str(caught.value)
 
 
 @linux

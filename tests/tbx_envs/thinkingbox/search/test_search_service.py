@@ -165,10 +165,21 @@ def test_a_body_without_a_stated_length_or_with_a_huge_one_is_not_read(
     service: SearchService, header: str, status: int
 ) -> None:
     with socket.create_connection((service.host, service.port)) as connection:
-        connection.sendall(f"POST /collections HTTP/1.1\r\nHost: here\r\n{header}\r\n\r\n".encode())
+        connection.sendall(f"POST /collections HTTP/1.1\r\nHost: localhost:{service.port}\r\n{header}\r\n\r\n".encode())
         reply = b"".join(iter(lambda: connection.recv(4096), b""))  # until it is closed
     assert reply.startswith(f"HTTP/1.1 {status} ".encode())
     assert b'{"message": "a body ' in reply
+
+
+@pytest.mark.parametrize(
+    "spoilt", [{"Host": "evil.example:8108"}, {"Origin": "http://localhost:3000"}, {"Sec-Fetch-Site": "same-site"}]
+)
+def test_what_a_web_page_sends_is_refused_and_changes_nothing(client: httpx.Client, spoilt: dict[str, str]) -> None:
+    fill(client, "kept", CHAPTERS)
+    for method, path in (("DELETE", "/collections/kept"), ("GET", "/health"), ("POST", "/multi_search")):
+        reply = client.request(method, path, headers=spoilt, content=b"{}")
+        assert (reply.status_code, list(reply.json())) == (403, ["message"])
+    assert client.delete("/collections/kept").status_code == 200
 
 
 def test_many_sessions_at_once(service: SearchService) -> None:

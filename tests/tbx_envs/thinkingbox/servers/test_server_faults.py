@@ -10,6 +10,7 @@ import pytest
 
 from tbx_envs.errors import ConfigError, ToolFault
 from tbx_envs.thinkingbox.servers.server_pool import ServerPool
+from tbx_envs.thinkingbox.servers.servers_file import ProcessServer
 
 LIMIT_S = 0.5  # where something is meant to hang; everything else has half a minute
 
@@ -238,3 +239,14 @@ def test_one_server_that_fails_to_start_leaves_no_session_of_the_others(trouble_
         with pytest.raises(ToolFault, match="server 'trouble'"):
             pool.open({}, servers=["notes", "trouble"])
         wait_until(lambda: not pool._engine._links and not pool._engine._endings)
+
+
+def test_a_server_that_misses_a_variable_which_was_held_back_says_how_it_gets_it(tmp_path):
+    (tmp_path / "needy.py").write_text("import os\nos.environ['DATABASE_URL']\n")
+    environ = {**os.environ, "DATABASE_URL": "postgres://me:pw@db"}
+    server = ProcessServer("needy", ("{python}", "-m", "needy"), {}, str(tmp_path), sys.executable, environ)
+    words = r"It names DATABASE_URL, which is set here.* TBX_PASS_VARIABLES"
+    pool = ServerPool({"needy": server}, start="spawn", knowledge=False)
+    with pool, pytest.raises(ToolFault, match=words) as caught:
+        pool.open({}, servers=["needy"])
+    assert "pw" not in str(caught.value)

@@ -181,6 +181,7 @@ def test_a_process_has_the_environment_folder_and_arguments_of_the_file(opened, 
     assert of(session, "look", name="BIKESHOP_COLOUR") == "green {python}"
     assert of(session, "look", name="FASTMCP_LOG_LEVEL") == "WARNING"
     assert of(session, "look", name="PATH") == os.environ["PATH"]
+    assert "PYTEST_CURRENT_TEST" in os.environ and of(session, "look", name="PYTEST_CURRENT_TEST") is None
 
 
 @pytest.mark.parametrize(
