@@ -1,0 +1,79 @@
+"""What a reader finds in a text, in order: words, calls, and what was meant as a call and is none.
+
+Every reader collects its findings here, so that two rules hold for all of them: calls are numbered in the order of the
+text, and reading ends soon after `MAX_CALLS` of them.
+
+The model reads the text of a problem: changing it changes the benchmark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tbx_envs.messages import BadCall, ToolCall, Turn
+
+# Calls that a turn may have. The longest turn of a person's work is a handful; a text of thousands is degenerate.
+MAX_CALLS = 64
+CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
+PYTHON_TAG = "<|python_tag|>"
+
+_TAGS = re.compile(f"{CALL_OPEN}|{CALL_CLOSE}")
+
+
+class TooManyCalls(Exception):
+    """A text begins more calls than a turn may have, so none of them is made."""
+
+
+class Parts:
+    """Words and calls of one text."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self.num_lenient = 0
+        self._calls: list[tuple[str, Mapping[str, Any]] | tuple[str, str, None]] = []
+
+    @property
+    def num_calls(self) -> int:
+        return len(self._calls)
+
+    def say(self, words: str) -> None:
+        self.words.append(words)
+
+    def call(self, name: str, arguments: Mapping[str, Any], *, lenient: bool = False) -> None:
+        """Add a call; `lenient` for one that is only nearly in the format."""
+        self._calls.append((name, arguments))
+        self.num_lenient += lenient
+        self._count()
+
+    def bad(self, raw: str, problem: str) -> None:
+        self._calls.append((raw, problem, None))
+        self._count()
+
+    def _count(self) -> None:
+        if len(self._calls) > MAX_CALLS:
+            raise TooManyCalls
+
+    def turn(self, ids: Iterator[str], reasoning: str) -> Turn:
+        calls: list[ToolCall | BadCall] = []
+        for found in self._calls:
+            calls.append(ToolCall(next(ids), *found) if len(found) == 2 else BadCall(next(ids), found[0], found[1]))
+        text = "\n".join(stripped for piece in self.words if (stripped := piece.strip()))
+        return Turn(text=text, calls=tuple(calls), reasoning=reasoning, num_lenient=self.num_lenient)
+
+
+def end_of_unreadable(text: str, tag: int) -> int:
+    """Where the unreadable call whose opening tag is at `tag` ends: what may be quoted inside it is not executed.
+
+    It ends at the closing tag that matches. Where none matches, or more tags are closed behind it than opened, its end
+    is unknown, and it takes the rest of the text.
+    """
+    end, depth = None, 0
+    for mark in _TAGS.finditer(text, tag):
+        depth += 1 if mark[0] == CALL_OPEN else -1
+        if depth < 0:
+            return len(text)
+        if depth == 0 and end is None:
+            end = mark.end()
+    return len(text) if end is None else end
