@@ -5,7 +5,8 @@ models leave closing tags out, so a value that holds markup has two readings: th
 to end the value. Such a value is never read:
 
 - On lines of its own, as templates write it, where a line begins with a tag of the format, opening or closing, right or
-  misspelt, or ends with one that opens or that closes a parameter. Other tags are data.
+  misspelt, or ends with one that opens or that closes a parameter, or where a value could end within a line. Other tags
+  are data.
 - On the line of its opening tag, where a tag of the format stands anywhere in it, but for a `</parameter>` in the
   middle of a line.
 
@@ -23,9 +24,10 @@ from tbx_envs.chat.payload import Unreadable, skip_space
 
 FUNCTION_OPEN, FUNCTION_CLOSE, PARAMETER_CLOSE = "<function=", "</function>", "</parameter>"
 
-_FUNCTION_OPEN = re.compile(r"<function=([^>\n]*)>")
-_PARAMETER_OPEN = re.compile(r"<parameter=([^>\n]+)>")
-_VALUE_END = re.compile(rf"{PARAMETER_CLOSE}(?=\s*(?:{_PARAMETER_OPEN.pattern}|{FUNCTION_CLOSE}))")
+# Names are bounded, so that a thousand opening tags without an end are not a thousand searches through the rest.
+_FUNCTION_OPEN = re.compile(r"<function=([^>\n]{0,256}+)>")
+_PARAMETER_OPEN = re.compile(r"<parameter=([^>\n]{1,256}+)>")
+_VALUE_END = re.compile(rf"{PARAMETER_CLOSE}(?=\s*+(?:{_PARAMETER_OPEN.pattern}|{FUNCTION_CLOSE}))")
 # Anything that looks like a tag: what its name is near to decides. No part of it can match in two ways.
 _TAG = re.compile(r"[<\[][ \t]*+(?P<slash>[/\\]?)[ \t/\\]*+(?P<name>[A-Za-z_]{1,20}+)(?P<rest>[^<>\[\]\n]*+)[>\]]?")
 _OURS = ("parameter", "function", "tool_call")

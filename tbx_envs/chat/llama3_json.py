@@ -21,14 +21,15 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tbx_envs.chat.parts import MAX_CALLS, PYTHON_TAG, Parts, TooManyCalls
-from tbx_envs.chat.payload import Unreadable, decode, name_and_arguments
+from tbx_envs.chat.parts import CALL_CLOSE, MAX_CALLS, PYTHON_TAG, Parts, TooManyCalls
+from tbx_envs.chat.payload import Unreadable, call_in, decode, name_and_arguments
 from tbx_envs.chat.reasoning import split_reasoning
 from tbx_envs.chat.turn_reader import TurnReader
 from tbx_envs.messages import Turn
 
 _CALL_START = r'\{\s*"(?:(?:name|parameters|arguments)"|type"\s*:\s*"function")'
 _BETWEEN = re.compile(rf"(?:[\s;]|{re.escape(PYTHON_TAG)})*+")
+_CLOSING_TAG = re.compile(rf"\s*+{CALL_CLOSE}")
 _BEFORE_A_CALL = ";}>"  # a separator, another call, a tag
 _GOES_ON = re.compile(rf"\s*+(?:[;{{]|{re.escape(PYTHON_TAG)}|\Z)")
 
@@ -62,24 +63,29 @@ def _read_call(text: str, start: int, parts: Parts) -> int:
     end = len(text)
     try:
         payload, after = _decode(text, start)
+        closing = _CLOSING_TAG.match(text, after)
+        after = closing.end() if closing else after
         if not _GOES_ON.match(text, after):
             raise Unreadable("There is more text after the JSON object. Write calls only, with ; between them.")
         end = after
-        name, arguments = _name_and_parameters(payload)
+        several = isinstance(payload, list) and payload and all(isinstance(member, dict) for member in payload)
+        found = [_call(member) for member in payload] if several else [_call(payload)]
     except Unreadable as problem:
         parts.bad(text[start:end], str(problem))
         return end
-    parts.call(name, arguments)
+    for name, arguments, respelt in found:
+        parts.call(name, arguments, lenient=bool(respelt or several or closing))
     return end
 
 
-def _name_and_parameters(payload: Any) -> tuple[str, Mapping[str, Any]]:
-    if isinstance(payload, dict):
+def _call(payload: Any) -> tuple[str, Mapping[str, Any], bool]:
+    """The call of a JSON value, and whether it is only nearly in the format."""
+    if isinstance(payload, dict) and "function" not in payload:
         # Models of this family add it sometimes; it carries no information.
         payload = {key: value for key, value in payload.items() if (key, value) != ("type", "function")}
         if "arguments" in payload and "parameters" not in payload:
-            return name_and_arguments(payload)
-    return name_and_arguments(payload, "parameters")
+            return *name_and_arguments(payload), False
+    return call_in(payload, "parameters")
 
 
 class _Outline:

@@ -8,6 +8,8 @@ The model reads the text of a problem: changing it changes the benchmark.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -63,17 +65,29 @@ class Parts:
         return Turn(text=text, calls=tuple(calls), reasoning=reasoning, num_lenient=self.num_lenient)
 
 
-def end_of_unreadable(text: str, tag: int) -> int:
-    """Where the unreadable call whose opening tag is at `tag` ends: what may be quoted inside it is not executed.
+class Tags:
+    """The `<tool_call>` tags of a text, counted once, to find where an unreadable call ends.
 
-    It ends at the closing tag that matches. Where none matches, or more tags are closed behind it than opened, its end
-    is unknown, and it takes the rest of the text.
+    What may be quoted inside such a call is not executed. So it ends at the closing tag that matches; and where none
+    matches, or more tags are closed behind it than opened, its end is unknown and it takes the rest of the text.
     """
-    end, depth = None, 0
-    for mark in _TAGS.finditer(text, tag):
-        depth += 1 if mark[0] == CALL_OPEN else -1
-        if depth < 0:
-            return len(text)
-        if depth == 0 and end is None:
-            end = mark.end()
-    return len(text) if end is None else end
+
+    def __init__(self, text: str) -> None:
+        self._length = len(text)
+        found = list(_TAGS.finditer(text))
+        self._starts = [tag.start() for tag in found]
+        self._ends = [tag.end() for tag in found]
+        self._depths = list(itertools.accumulate(1 if tag[0] == CALL_OPEN else -1 for tag in found))
+        lowest = list(itertools.accumulate(reversed(self._depths), min))
+        self._lowest_behind = lowest[::-1]
+
+    def end_of_unreadable(self, tag: int) -> int:
+        """Where the unreadable call ends whose opening tag is at `tag`."""
+        place = bisect.bisect_left(self._starts, tag)
+        outside = self._depths[place] - 1
+        if self._lowest_behind[place] < outside:
+            return self._length
+        for behind in range(place, len(self._depths)):
+            if self._depths[behind] == outside:
+                return self._ends[behind]
+        return self._length

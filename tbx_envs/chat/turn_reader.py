@@ -17,13 +17,14 @@ The model reads the text of a problem: changing it changes the benchmark.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from tbx_envs.chat.function_block import FUNCTION_OPEN, FunctionBlocks, Unending
-from tbx_envs.chat.parts import CALL_CLOSE, CALL_OPEN, MAX_CALLS, PYTHON_TAG, Parts, TooManyCalls, end_of_unreadable
+from tbx_envs.chat.parts import CALL_CLOSE, CALL_OPEN, MAX_CALLS, PYTHON_TAG, Parts, Tags, TooManyCalls
 from tbx_envs.chat.payload import Unreadable, call_in, decode, skip_space
 from tbx_envs.chat.typed_values import typed_arguments
 
@@ -37,14 +38,15 @@ CALL_START = rf"{re.escape(CALL_OPEN)}|(?m:^){FUNCTION_OPEN}"
 _FENCE_OPEN = re.compile(r"```[\w-]*+[ \t]*+\n\s*+")
 _FENCE_CLOSE = re.compile(r"\s*+```")
 _KEYS = r"""["'](?:name|arguments|parameters|type|function)["']\s*+:"""
-_OBJECT = re.compile(rf"\[?\s*+{{\s*+{_KEYS}")
+_OBJECT = re.compile(rf"(?:\[\s*+)?{{\s*+{_KEYS}")
 _START = re.compile(
     rf"(?P<tag>{re.escape(CALL_OPEN)}|{re.escape(PYTHON_TAG)})"
     rf"|(?P<line>(?m:^)[ \t]*+(?:{_FENCE_OPEN.pattern})?(?={FUNCTION_OPEN}|{_OBJECT.pattern}))"
     rf"|(?P<within>{FUNCTION_OPEN}|{{(?=\s*+{_KEYS}))"
 )
 _NAMED = re.compile(r"""["']name["']\s*+:\s*+["']([^"'\n]{1,200}+)["']|<function=([^>\n]{1,200}+)>""")
-_SEARCHED = 1000  # characters of an unreadable object in which its name is looked for
+_SEPARATORS = re.compile(r"[;\s]*+")
+_SEARCHED = 300  # characters of an unreadable object in which its name is looked for
 _STRAY = re.compile(
     rf"(?m:^)[ \t]*+(?:{re.escape(CALL_OPEN)}|{CALL_CLOSE}|</function>|</?parameter\b|{re.escape(PYTHON_TAG)})"
 )
@@ -79,20 +81,22 @@ class TurnReader:
         """
         text, parts = self._text, Parts()
         said = position = 0  # words begin at `said`; the search goes on at `position`
+        words_begin = self._skip_separators(0)
         while start := _START.search(text, position):
-            last = said
-            body = skip_space(text, start.end()) if start["line"] is not None else start.start()
+            begin = start.start()
             if start[0] == CALL_OPEN:
-                end = self._between_tags(start.start(), parts, said)
+                end = self._between_tags(begin, parts, said)
             elif start[0] == PYTHON_TAG:
-                end = self._without_tags(skip_space(text, start.end()), start.start(), parts, said, alone=True)
+                end = self._without_tags(skip_space(text, start.end()), begin, parts, said, alone=True)
             else:
-                alone = start["line"] is not None or not text[last : start.start()].strip("; \t\r\n")
-                end = self._without_tags(body, start.start(), parts, said, alone=alone and last <= start.start())
+                body = start.end() if start["line"] is not None else begin
+                alone = start["line"] is not None or begin <= words_begin
+                end = self._without_tags(body, begin, parts, said, alone=alone)
             if end is None:
-                position = start.end() if start.end() > start.start() else start.end() + 1
+                position = max(start.end(), begin + 1)
             else:
                 said = position = end
+                words_begin = self._skip_separators(end)
         parts.say(text[said:])
         if not parts.num_calls:
             self._find_stray(parts)
@@ -118,11 +122,21 @@ class TurnReader:
                 raise TooManyCalls from None
             return None
 
+    def _skip_separators(self, position: int) -> int:
+        match = _SEPARATORS.match(self._text, position)
+        return match.end() if match else position
+
+    @functools.cached_property
+    def _tags(self) -> Tags:
+        return Tags(self._text)
+
     # --- between tags -----------------------------------------------------------------------------------------
 
     def _between_tags(self, tag: int, parts: Parts, said: int) -> int | None:
         """Read the call whose opening tag is at `tag`; returns where it ends, or None when it is words."""
         text = self._text
+        if self._own is None and self._num_failed > MAX_CALLS:
+            return None
         try:
             found, end, lenient = self._body(tag + len(CALL_OPEN))
             end = skip_space(text, end)
@@ -132,9 +146,10 @@ class TurnReader:
                 what = "</function>" if self._own == "block" else "the JSON object"
                 raise Unreadable(f"There is more text after {what}. Close the call with {CALL_CLOSE}.")
         except Unreadable as problem:
+            self._num_failed += 1
             if self._own is None and text[text.rfind("\n", 0, tag) + 1 : tag].strip():
                 return None  # quoted in a sentence, in a format without tags
-            end = len(text) if isinstance(problem, Unending) else end_of_unreadable(text, tag)
+            end = len(text) if isinstance(problem, Unending) else self._tags.end_of_unreadable(tag)
             parts.say(text[said:tag])
             parts.bad(text[tag:end], str(problem))
             return end
@@ -192,11 +207,14 @@ class TurnReader:
             alone: True when it begins a line or follows a call.
         """
         text = self._text
+        if self._num_failed > MAX_CALLS:
+            return None
         try:
             calls, end = self._bare(body)
         except Unreadable as problem:
-            named = _NAMED.search(text, body, body + _SEARCHED)
-            if not alone or named is None or (named[1] or named[2]).strip() not in self._schemas:
+            self._num_failed += 1
+            named = _NAMED.search(text, body, body + _SEARCHED) if alone else None
+            if named is None or (named[1] or named[2]).strip() not in self._schemas:
                 return None
             parts.say(text[said:start])
             parts.bad(text[start:], str(problem))
@@ -225,12 +243,11 @@ class TurnReader:
         if self._text.startswith(FUNCTION_OPEN, start):
             found, end, _ = self._block(start)
             return [found], end
-        if self._num_failed > MAX_CALLS or not _OBJECT.match(self._text, start):
+        if not _OBJECT.match(self._text, start):
             return [], start
         try:
             payload, end = decode(self._text, start)
         except json.JSONDecodeError:
-            self._num_failed += 1
             raise Unreadable(_NOT_JSON) from None
         members = payload if isinstance(payload, list) else [payload]
         if not any(_named(member) in self._schemas or self._closes(end) for member in members):

@@ -67,6 +67,8 @@ class ScriptedUser:
         seed: seed of the user's wording.
     """
 
+    timeout_s = 10.0  # it answers in a millisecond
+
     def __init__(self, task: Task, domain: Vocabulary, seed: int) -> None:
         self._uid = task.uid
         self._context = task.user

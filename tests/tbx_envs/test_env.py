@@ -223,6 +223,7 @@ def test_an_episodes_record_holds_everything(env):
     assert episode.transcript == env.transcript and episode.transcript[0] == Text("system", env.source.domain.rules)
     assert episode.usage == {
         "agent_turns": 5, "user_turns": 1, "tool_calls": 3, "refused_calls": 1, "invalid_calls": 1,
+        "unreadable_calls": 0, "lenient_calls": 0,
     }  # fmt: skip
     assert episode.seconds["environment"] > 0
 

@@ -70,9 +70,13 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(odd_text, inner, max_size=3),
     max_leaves=6,
 )
-# The format has no escapes, so its strings cannot hold their own end, nor be "null" where null is allowed too.
-ENDS_A_PARAMETER = re.compile(r"(^|\n)</parameter>\s*(<parameter=[^>\n]+>|</function>)")
-said_text = odd_text.filter(lambda text: not ENDS_A_PARAMETER.search(text))
+# The format has no escapes, so its strings hold no line that begins with a tag of the format, none that ends with a tag
+# that opens or that closes a parameter, and no end of a parameter; nor are they "null" where null is allowed too.
+AMBIGUOUS = re.compile(
+    r"</parameter>\s*(<parameter=|</function>)|(?m:^)[ \t]*</?(tool_call|parameter|function)"
+    r"|(<tool_call>|<parameter=text>|</parameter>)[ \t\r]*(?m:$)"
+)
+said_text = odd_text.filter(lambda text: not AMBIGUOUS.search(text))
 VALUES = {
     "text": said_text,
     "maybe": st.none() | said_text.filter(lambda text: text.strip() not in ("null", "None")),
