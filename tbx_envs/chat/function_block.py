@@ -31,6 +31,7 @@ _VALUE_END = re.compile(rf"{PARAMETER_CLOSE}(?=\s*+(?:{_PARAMETER_OPEN.pattern}|
 # Anything that looks like a tag: what its name is near to decides. No part of it can match in two ways.
 _TAG = re.compile(r"[<\[][ \t]*+(?P<slash>[/\\]?)[ \t/\\]*+(?P<name>[A-Za-z_]{1,20}+)(?P<rest>[^<>\[\]\n]*+)[>\]]?")
 _OURS = ("parameter", "function", "tool_call")
+_BEGINNINGS = {"param": "parameter", "parm": "parameter", "func": "function"}
 _NEAR = 0.7  # of `difflib`: "paramter", "param" and "toolcall" are near, HTML's names are not
 
 
@@ -164,6 +165,9 @@ def _at_line_edges(value: str, start: int, end: int) -> tuple[bool, bool]:
 @functools.lru_cache(maxsize=1024)
 def _near(name: str) -> str | None:
     """The format's name that `name` is, or is a misspelling of."""
+    for beginning, ours in _BEGINNINGS.items():
+        if name.startswith(beginning):
+            return ours
     for ours in _OURS:
         if name.startswith(ours) or difflib.SequenceMatcher(None, name, ours).ratio() >= _NEAR:
             return ours

@@ -5,9 +5,11 @@ Several calls in a turn are executed in order; words around them are kept as tex
 - A call is one JSON object, read from the opening tag on: braces and closing tags inside strings are data.
 - `arguments` may be missing or null (no arguments), and may be a string that holds a JSON object.
 - A complete object whose closing tag is missing is accepted at the end of the turn and before another call.
+- A call that is only nearly in the format is read if it has one reading (`tbx_envs.chat.turn_reader`), and counted.
 - Everything else is a `BadCall`: broken JSON, an object that `tbx_envs.chat.payload` does not accept, more text between
   the object and the closing tag.
-- An unreadable call extends to the next closing tag or to the end; a call quoted inside it is not executed.
+- An unreadable call extends to the closing tag that matches, or to the end where that is unknown; a call quoted inside
+  it is not executed.
 
 The model reads the text of a problem: changing it changes the benchmark.
 """

@@ -21,7 +21,8 @@ from tbx_envs.chat.parts import MAX_CALLS, TooManyCalls
 from tbx_envs.errors import ConfigError, did_you_mean
 from tbx_envs.messages import BadCall, Turn
 
-# (raw text, ids for calls in order, tool -> JSON schema of its arguments) -> the turn. Must not raise on any text.
+# (raw text, ids for calls in order, tool -> JSON schema of its arguments) -> the turn. Must not raise on any text, but
+# for `TooManyCalls` where it gives up on counting them.
 Parser = Callable[[str, Iterator[str], Mapping[str, Mapping[str, Any]]], Turn]
 
 NO_SCHEMAS: Mapping[str, Mapping[str, Any]] = MappingProxyType({})

@@ -5,7 +5,8 @@ read:
 
 - A message consists of calls when it begins, after its reasoning, with a JSON object whose first key is one of a call's
   (`name`, `parameters`, `arguments`, or `"type": "function"`); or when it contains `<|python_tag|>`: what follows that
-  token is calls, what precedes it is words. Everything else is words: JSON in the middle of a sentence is prose.
+  token is calls, what precedes it is words. In any other message, calls that are only nearly in the format are read if
+  they have one reading (`tbx_envs.chat.turn_reader`), and counted; the rest is words.
 - Several calls follow each other, with `;`, line breaks or `<|python_tag|>` between them.
 - The key of the arguments is `parameters` or `arguments`; they may be missing, null, or a string that holds the object.
 - Everything else is a `BadCall`: broken JSON, an object that `tbx_envs.chat.payload` does not accept, words after a

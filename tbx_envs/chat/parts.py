@@ -81,11 +81,11 @@ class Tags:
         lowest = list(itertools.accumulate(reversed(self._depths), min))
         self._lowest_behind = lowest[::-1]
 
-    def end_of_unreadable(self, tag: int) -> int:
-        """Where the unreadable call ends whose opening tag is at `tag`."""
-        place = bisect.bisect_left(self._starts, tag)
-        outside = self._depths[place] - 1
-        if self._lowest_behind[place] < outside:
+    def end_of_unreadable(self, start: int, *, opened: bool = True) -> int:
+        """Where the unreadable call ends that starts at `start`, with an opening tag or (not `opened`) without one."""
+        place = bisect.bisect_left(self._starts, start)
+        outside = (self._depths[place - 1] if place else 0) - (not opened)
+        if place == len(self._depths) or self._lowest_behind[place] < outside:
             return self._length
         for behind in range(place, len(self._depths)):
             if self._depths[behind] == outside:

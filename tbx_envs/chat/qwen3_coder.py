@@ -12,14 +12,16 @@ Values carry no types: `tbx_envs.chat.typed_values` gives them the types of the 
 are executed in order; words around them are kept as text. How strictly it is read:
 
 - A value is on lines of its own, as templates write it, and ends at the first `</parameter>` at the start of a line
-  that is followed by `<parameter=...>` or `</function>`: any other tag in it is data. A value written on the line of
-  its opening tag ends at the first `</parameter>` that is followed by one of these. The format has no escapes, so a
-  value cannot contain its own end.
+  that is followed by `<parameter=...>` or `</function>`. A value written on the line of its opening tag ends at the
+  first `</parameter>` that is followed by one of these. The format has no escapes: a value in which a tag of the format
+  could be its end, or the beginning of something else, has two readings and is not read, nor is anything behind it
+  (`tbx_envs.chat.function_block` has the rule).
 - A complete block whose `</tool_call>` is missing is accepted at the end of the turn and before another call.
-- A function block outside `<tool_call>` is words.
+- A call that is only nearly in the format is read if it has one reading (`tbx_envs.chat.turn_reader`), and counted.
 - Everything else is a `BadCall`: no function block, no name, a value that does not end, other text between parameters
   or after the block, the same parameter twice (it is unknown which one is meant).
-- An unreadable call extends to the next closing tag or to the end; a call quoted inside it is not executed.
+- An unreadable call extends to the closing tag that matches, or to the end where that is unknown; a call quoted inside
+  it is not executed.
 
 The model reads the text of a problem: changing it changes the benchmark.
 """

@@ -217,8 +217,9 @@ class TurnReader:
             if named is None or (named[1] or named[2]).strip() not in self._schemas:
                 return None
             parts.say(text[said:start])
-            parts.bad(text[start:], str(problem))
-            return len(text)
+            end = len(text) if isinstance(problem, Unending) else self._tags.end_of_unreadable(start, opened=False)
+            parts.bad(text[start:end], str(problem))
+            return end
         if not calls:
             return None
         known = all(name in self._schemas for name, _ in calls)

@@ -207,7 +207,7 @@ def _completion(reply: Reply, found: Mapping[str, Any], key: str | None) -> Comp
 def _calls_of(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """The calls of a message; servers of the older API give the only one as `function_call`."""
     if calls := message.get("tool_calls"):
-        return calls  # type: ignore[no-any-return]
+        return calls
     return [{"function": message["function_call"]}] if message.get("function_call") else []
 
 

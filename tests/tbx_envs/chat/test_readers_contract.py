@@ -343,11 +343,12 @@ class CountedDecoder:
         return value, end
 
 
-def test_reading_is_linear_in_the_length_of_the_text(monkeypatch):
+def test_reading_visits_each_character_a_bounded_number_of_times_at_every_size(monkeypatch):
+    """Twice for each of the unreadable calls that are allowed, and a few times more, however long the text is."""
     visits = Visits(monkeypatch)
-    for chat_format, unit, tail in itertools.product(WRITERS, UNITS, ("", "</think>ok", "\n</parameter>\n</function>")):
+    for chat_format, unit, tail in itertools.product(WRITERS, UNITS, ("", "\n</parameter>\n</function></think>ok")):
         per_character = []
-        for length in (300, 3_000, 30_000):
+        for length in (200, 2_000, 20_000):
             repeated = "".join(unit.format(n=n) for n in range(length // len(unit) + 1))
             text = ("<tool_call>\n<function=note>\n" if unit.startswith("<param") else "") + repeated + tail
             visits.count = 0
