@@ -28,6 +28,10 @@ FUNCTION_OPEN, FUNCTION_CLOSE, PARAMETER_CLOSE = "<function=", "</function>", "<
 _FUNCTION_OPEN = re.compile(r"<function=([^>\n]{0,256}+)>")
 _PARAMETER_OPEN = re.compile(r"<parameter=([^>\n]{1,256}+)>")
 _VALUE_END = re.compile(rf"{PARAMETER_CLOSE}(?=\s*+(?:{_PARAMETER_OPEN.pattern}|{FUNCTION_CLOSE}))")
+# The end of a value within a line, behind which a call could really go on or be over.
+_ENDS_WITHIN = re.compile(
+    rf"{PARAMETER_CLOSE}\s*+(?:{_PARAMETER_OPEN.pattern}|{FUNCTION_CLOSE}\s*+(?:</?tool_call>|\Z))"
+)
 # Anything that looks like a tag: what its name is near to decides. No part of it can match in two ways.
 _TAG = re.compile(r"[<\[][ \t]*+(?P<slash>[/\\]?)[ \t/\\]*+(?P<name>[A-Za-z_]{1,20}+)(?P<rest>[^<>\[\]\n]*+)[>\]]?")
 _OURS = ("parameter", "function", "tool_call")
@@ -104,24 +108,31 @@ class FunctionBlocks:
         """The value behind an opening tag, the position after its closing tag, and a tag that makes it ambiguous."""
         text = self._text
         on_lines = text.startswith("\n", start)
-        first, on_line = self._next_ends(start)
-        if first < 0:
+        within, on_line = self._next_ends(start)
+        if not within:
             raise Unending(f"The call breaks off: the parameter {key[:40]!r} does not end.")
         as_template = on_lines and on_line >= 0
-        close = on_line if as_template else first
+        close = on_line if as_template else within[0]
         last = close - 1 if text.startswith("\n", close - 1) else close  # the line break before the tag is no value's
         value = text[min(start + on_lines, last) : last]
-        tag = PARAMETER_CLOSE if first < close else _tag_in(value, key, anywhere=not as_template)
+        ends_before = any(_ENDS_WITHIN.match(text, end) for end in within if end < close)
+        tag = PARAMETER_CLOSE if ends_before else _tag_in(value, key, anywhere=not as_template)
         return value, close + len(PARAMETER_CLOSE), tag
 
-    def _next_ends(self, start: int) -> tuple[int, int]:
-        """Where the first value ends, and the first that ends on a line of its own; -1 for none."""
+    def _next_ends(self, start: int) -> tuple[list[int], int]:
+        """Where the value from `start` could end: up to the first end on a line of its own, and that one, or -1.
+
+        Without one, only the first end is given: a value on the line of its tags has no other.
+        """
         if self._ends is None:
             self._ends = [end.start() for end in _VALUE_END.finditer(self._text)]
             self._line_ends = [end for end in self._ends if self._text[end - 1] == "\n"]
-        places = ((ends, bisect.bisect_left(ends, start)) for ends in (self._ends, self._line_ends))
-        first, on_line = (ends[place] if place < len(ends) else -1 for ends, place in places)
-        return first, on_line
+        first = bisect.bisect_left(self._ends, start)
+        place = bisect.bisect_left(self._line_ends, start)
+        if place == len(self._line_ends):
+            return self._ends[first : first + 1], -1
+        on_line = self._line_ends[place]
+        return self._ends[first : bisect.bisect_right(self._ends, on_line)], on_line
 
 
 def _unending(key: str, tag: str) -> Unending:
