@@ -151,7 +151,8 @@ def _tag_in(value: str, key: str, *, anywhere: bool) -> str | None:
     """
     for tag in _TAG.finditer(value):
         name, closes = tag["name"].lower(), bool(tag["slash"])
-        ours = _near(name) if closes else name if name in _OURS else None
+        misspelt = closes or tag["rest"].startswith("=")
+        ours = _near(name) if misspelt else name if name in _OURS else None
         if ours is None and closes and tag["name"] == key and not tag["rest"].strip():
             ours = "parameter"  # closed by its own name
         if ours is None:

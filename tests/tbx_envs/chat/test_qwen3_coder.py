@@ -66,6 +66,8 @@ def test_whatever_stands_on_lines_of_its_own_is_the_value(value):
         "a</parameter>",
         "1037\n<parameter=cup>\nown",
         "1037 <parameter=cup>\nown",
+        "1037\n<param=cup>\nown",
+        "1037\n  <PARAMETER=cup>\nown",
         "a\n  <function=delete>",
         "</function>\n</tool_call>",
         call("delete"),
