@@ -15,6 +15,8 @@ After an infrastructure error `reset` or `step` raises `EnvironmentFault` and th
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
 import json
 import time
 from collections.abc import Mapping
@@ -23,7 +25,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import registry
 
-from tbx_envs.chat.interpretation import interpret, schemas_of
+from tbx_envs.chat.interpretation import bounded, interpret, schemas_of
 from tbx_envs.episode import TERMINATED, CheckReport, Episode, Fault, FinishReason
 from tbx_envs.errors import (
     ActionError,
@@ -53,7 +55,9 @@ from tbx_envs.runtime import EpisodeOptions, Runtime
 from tbx_envs.sources import source_of
 from tbx_envs.spaces import AnyText
 from tbx_envs.task import AnyTask
+from tbx_envs.time_limit import within
 from tbx_envs.tools.arguments import transport_problem
+from tbx_envs.users import USER_TIMEOUT_S, User
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 
@@ -116,6 +120,8 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             "tool_calls": 0,
             "refused_calls": 0,
             "invalid_calls": 0,
+            "unreadable_calls": 0,
+            "lenient_calls": 0,
         }
 
     # --- the state of an episode, read only -----------------------------------------------------------------
@@ -269,12 +275,13 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
                 self._schemas = schemas_of(self.tools)
             turn = interpret(str(action), self._options.chat_format, first_call=self._num_calls, schemas=self._schemas)
         elif isinstance(action, Turn):
-            turn = _with_ids(action, self._num_calls)
+            turn = _with_ids(bounded(action, self._num_calls), self._num_calls)
         else:
             raise ActionError(
                 f"step() of {self.task.uid}: the action is a {type(action).__name__}; give text or a Turn."
             )
         self._num_calls += len(turn.calls)
+        self._usage["lenient_calls"] += turn.num_lenient
         return turn
 
     def _answer(self, turn: Turn) -> FinishReason | None:
@@ -322,6 +329,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         self._usage["tool_calls"] += 1
         if isinstance(call, BadCall):
             self._usage["invalid_calls"] += 1
+            self._usage["unreadable_calls"] += 1
             return ToolResult(call.id, "", f"{call.problem}", "invalid"), None
         try:
             answer = self._runtime.call(call.name, call.arguments)
@@ -342,7 +350,12 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             return FinishReason.USER_LIMIT
         self._usage["user_turns"] += 1
         try:
-            text = user.answer(self.transcript)
+            text = within(self._user_timeout_s(user), functools.partial(user.answer, self.transcript))
+        except TimeoutError as error:
+            raise UserFault(
+                f"task {self.task.uid}: the simulated user did not answer ({error}). The episode is void. Make the "
+                f"user faster, or raise user_timeout_s."
+            ) from error
         except (UserFault, ConfigError):  # a wrong key or address concerns the whole run, not one episode
             raise
         except Exception as error:  # the episode boundary: any other error of a user voids the episode
@@ -351,6 +364,10 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             raise UserFault(f"task {self.task.uid}: the simulated user answered with {text!r}; it must be text.")
         self._say(Text("user", text))
         return FinishReason.USER_DONE if may_end and text.rstrip().endswith(DONE_MARK) else None
+
+    def _user_timeout_s(self, user: User) -> float | None:
+        limit = self._options.user_timeout_s
+        return getattr(user, "timeout_s", USER_TIMEOUT_S) if limit is None else limit
 
     def _end(self, reason: FinishReason) -> None:
         """Run the check and end the episode."""
@@ -434,7 +451,7 @@ def _with_ids(turn: Turn, first: int) -> Turn:
         else:
             problem = transport_problem(call.name, call.arguments) or f"{call.name} was not called."
             calls.append(BadCall(call_id, f"{call.name}({call.arguments!r})", problem))
-    return Turn(turn.text, tuple(calls), turn.reasoning, turn.truncated)
+    return dataclasses.replace(turn, calls=tuple(calls))
 
 
 def _is_json(arguments: Any) -> bool:

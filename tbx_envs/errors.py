@@ -96,5 +96,7 @@ class ShapeError(TbxError):
 
 def did_you_mean(asked: str, known: Iterable[str], *, limit: int = 3) -> str:
     """`" Did you mean 'a', 'b'?"` for the names nearest to `asked`, or an empty string when none is near."""
-    near = difflib.get_close_matches(asked, list(known), n=limit, cutoff=0.6)
+    # Of very different lengths none is near, and comparing a text of megabytes would take long.
+    alike = [name for name in known if len(asked) <= 3 * len(name)]
+    near = difflib.get_close_matches(asked, alike, n=limit, cutoff=0.6) if alike else []
     return f" Did you mean {', '.join(repr(name) for name in near)}?" if near else ""

@@ -70,12 +70,15 @@ class Turn:
         calls: calls in the order written.
         reasoning: content of `<think>`; never executed and never shown to the user.
         truncated: True when the turn was cut off by a token limit; its calls are not executed and the episode ends.
+        num_lenient: number of calls that were read although they are only nearly in the format. It is counted in
+            `Episode.usage`, is no part of what was said, and is not saved with it.
     """
 
     text: str = ""
     calls: tuple[ToolCall | BadCall, ...] = ()
     reasoning: str = ""
     truncated: bool = False
+    num_lenient: int = dataclasses.field(default=0, compare=False)
 
     @property
     def is_done(self) -> bool:

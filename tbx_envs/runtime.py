@@ -40,6 +40,8 @@ class EpisodeOptions:
             for a dataset's tasks.
         tool_timeout_s: time limit of one call, after which the episode is void; None is 10 s for our own domains and
             60 s for other people's servers.
+        user_timeout_s: time limit of one answer of the user, after which the episode is void; None is the user's own
+            (`tbx_envs.users.User`).
         judge: answers the questions that some checks of datasets ask: `none`, `yes` (everything is right), or a
             `tbx_envs.thinkingbox.grading.judge.Judge`.
         start: start method of a dataset's server processes: `fork` from a process that has imported them once, or
@@ -56,6 +58,7 @@ class EpisodeOptions:
     chat_format: str = "hermes"
     user: UserMaker | None = None
     tool_timeout_s: float | None = None
+    user_timeout_s: float | None = None
     judge: Judge | str | None = "none"
     start: Literal["fork", "spawn"] = "fork"
     clock: datetime.datetime | None = None

@@ -18,7 +18,7 @@ from typing import Any
 
 from tbx_envs.agents import Attempt, Opening
 from tbx_envs.agents.turns import play_turns
-from tbx_envs.chat.interpretation import interpret, schemas_of
+from tbx_envs.chat.interpretation import bounded, interpret, schemas_of
 from tbx_envs.chat.payload import Unreadable, decode, name_and_arguments
 from tbx_envs.chat.reasoning import THINK_CLOSE, THINK_OPEN
 from tbx_envs.domains import AgentTurns
@@ -189,7 +189,7 @@ def turn_of(
     if completion.truncated and isinstance(last, BadCall):  # cut off by the limit, not a mistake of the model
         text = "\n".join(filter(None, [text, last.raw]))
         calls.pop()
-    return Turn(text, tuple(calls), reasoning, completion.truncated)
+    return bounded(Turn(text, tuple(calls), reasoning, completion.truncated), first_call)
 
 
 def _read_call(call: EndpointCall, call_id: str) -> ToolCall | BadCall:
@@ -254,6 +254,7 @@ def wire_turn(turn: Turn, completion: Completion | None = None, tools: Iterable[
     if turn.calls:
         entry["content"] = entry["content"] or None
         structured = completion.tool_calls if completion is not None else ()
+        structured = structured if len(structured) == len(turn.calls) else ()  # one call stands for too many
         names = [call.name for call in structured] or [getattr(call, "name", _NO_NAME) for call in turn.calls]
         entry["tool_calls"] = [
             {

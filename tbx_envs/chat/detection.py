@@ -49,10 +49,8 @@ def written_format(render: Render) -> str:
     """
     texts = [_call_as_written(render, call) for call in _CALLS]
     for name in known_formats():
-        if all(
-            interpret(text, name, schemas=PROBE_SCHEMAS).calls == (call,)
-            for text, call in zip(texts, _CALLS, strict=True)
-        ):
+        read = [interpret(text, name, schemas=PROBE_SCHEMAS) for text in texts]
+        if [turn.calls for turn in read] == [(call,) for call in _CALLS] and not any(turn.num_lenient for turn in read):
             return name
     if not any(call.name in text for text, call in zip(texts, _CALLS, strict=True)):
         raise ConfigError(

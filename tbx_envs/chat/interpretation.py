@@ -17,10 +17,12 @@ from types import MappingProxyType
 from typing import Any
 
 from tbx_envs.chat import hermes, llama3_json, qwen3_coder
+from tbx_envs.chat.parts import MAX_CALLS, TooManyCalls
 from tbx_envs.errors import ConfigError, did_you_mean
 from tbx_envs.messages import BadCall, Turn
 
-# (raw text, ids for calls in order, tool -> JSON schema of its arguments) -> the turn. Must not raise on any text.
+# (raw text, ids for calls in order, tool -> JSON schema of its arguments) -> the turn. Must not raise on any text, but
+# for `TooManyCalls` where it gives up on counting them.
 Parser = Callable[[str, Iterator[str], Mapping[str, Mapping[str, Any]]], Turn]
 
 NO_SCHEMAS: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
@@ -62,8 +64,30 @@ def interpret(
         )
     ids = (f"call_{number}" for number in itertools.count(first_call))
     readable = raw if raw.isascii() else raw.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    turn = _FORMATS[chat_format](readable, ids, schemas)
+    try:
+        turn = bounded(_FORMATS[chat_format](readable, ids, schemas), first_call)
+    except TooManyCalls:
+        turn = _too_many(readable, first_call)
     return _cut_off(turn, readable) if truncated else turn
+
+
+def bounded(turn: Turn, first_call: int = 0) -> Turn:
+    """`turn`, or one unreadable call in place of more calls than a turn may have: none of them is made.
+
+    Which of thousands of calls were meant cannot be told, and the first ones are as likely wrong as the others.
+
+    Args:
+        first_call: number in the id of the turn's first call.
+    """
+    if len(turn.calls) <= MAX_CALLS:
+        return turn
+    written = "\n".join(call.raw if isinstance(call, BadCall) else call.name for call in turn.calls)
+    return dataclasses.replace(_too_many(written, first_call), text=turn.text, reasoning=turn.reasoning)
+
+
+def _too_many(raw: str, first_call: int) -> Turn:
+    problem = f"The turn has more than {MAX_CALLS} calls, so none of them was made. Make fewer calls at once."
+    return Turn(calls=(BadCall(f"call_{first_call}", raw, problem),))
 
 
 def _cut_off(turn: Turn, raw: str) -> Turn:

@@ -5,7 +5,8 @@ read:
 
 - A message consists of calls when it begins, after its reasoning, with a JSON object whose first key is one of a call's
   (`name`, `parameters`, `arguments`, or `"type": "function"`); or when it contains `<|python_tag|>`: what follows that
-  token is calls, what precedes it is words. Everything else is words: JSON in the middle of a sentence is prose.
+  token is calls, what precedes it is words. In any other message, calls that are only nearly in the format are read if
+  they have one reading (`tbx_envs.chat.turn_reader`), and counted; the rest is words.
 - Several calls follow each other, with `;`, line breaks or `<|python_tag|>` between them.
 - The key of the arguments is `parameters` or `arguments`; they may be missing, null, or a string that holds the object.
 - Everything else is a `BadCall`: broken JSON, an object that `tbx_envs.chat.payload` does not accept, words after a
@@ -21,73 +22,97 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tbx_envs.chat.payload import Unreadable, decode, name_and_arguments
+from tbx_envs.chat.parts import CALL_CLOSE, MAX_CALLS, PYTHON_TAG, Parts, TooManyCalls
+from tbx_envs.chat.payload import Unreadable, call_in, decode, name_and_arguments
 from tbx_envs.chat.reasoning import split_reasoning
-from tbx_envs.messages import BadCall, ToolCall, Turn
-
-PYTHON_TAG = "<|python_tag|>"
+from tbx_envs.chat.turn_reader import TurnReader
+from tbx_envs.messages import Turn
 
 _CALL_START = r'\{\s*"(?:(?:name|parameters|arguments)"|type"\s*:\s*"function")'
-_BETWEEN = re.compile(rf"(?:[\s;]|{re.escape(PYTHON_TAG)})*")
+_BETWEEN = re.compile(rf"(?:[\s;]|{re.escape(PYTHON_TAG)})*+")
+_CLOSING_TAG = re.compile(rf"\s*+{CALL_CLOSE}")
 _BEFORE_A_CALL = ";}>"  # a separator, another call, a tag
-_GOES_ON = re.compile(rf"\s*(?:[;{{]|{re.escape(PYTHON_TAG)}|\Z)")
+_GOES_ON = re.compile(rf"\s*+(?:[;{{]|{re.escape(PYTHON_TAG)}|\Z)")
 
 
 def parse(raw: str, ids: Iterator[str], schemas: Mapping[str, Mapping[str, Any]]) -> Turn:
-    """The turn in `raw`; `ids` supplies the ids of the calls. Never raises, whatever the text.
+    """The turn in `raw`; `ids` supplies the ids of the calls.
 
-    JSON has types, so `schemas` is ignored.
+    Args:
+        schemas: tool -> JSON schema of its arguments. JSON has types: it tells which tools are known.
+
+    Raises:
+        TooManyCalls: there are more calls than a turn may have (`tbx_envs.chat.interpretation` answers that).
     """
-    reasoning, visible = split_reasoning(raw, _CALL_START, _payload_end)
+    reasoning, visible = split_reasoning(raw, _CALL_START, _Outline().end_of)
     visible = visible.strip()
     words, tag, payload = ("", "", visible) if re.match(_CALL_START, visible) else visible.partition(PYTHON_TAG)
     if not tag and not re.match(_CALL_START, payload):
-        return Turn(text=visible, reasoning=reasoning)
-    calls: list[ToolCall | BadCall] = []
+        return TurnReader(visible, schemas, None).read().turn(ids, reasoning)
+    parts = Parts()
+    parts.say(words)
     position = _after_separators(payload, 0)
     while position < len(payload):
-        call, end = _read_call(payload, position, next(ids))
-        calls.append(call)
-        position = _after_separators(payload, end)
-    if not calls:
-        calls.append(BadCall(next(ids), tag, "The call is empty. Write a JSON object with a name and parameters."))
-    return Turn(text=words.strip(), calls=tuple(calls), reasoning=reasoning)
+        position = _after_separators(payload, _read_call(payload, position, parts))
+    if not parts.num_calls:
+        parts.bad(tag, "The call is empty. Write a JSON object with a name and parameters.")
+    return parts.turn(ids, reasoning)
 
 
-def _read_call(text: str, start: int, call_id: str) -> tuple[ToolCall | BadCall, int]:
-    """The call that starts at `start`, and the position after it."""
+def _read_call(text: str, start: int, parts: Parts) -> int:
+    """Read the call that starts at `start`; returns the position after it."""
     end = len(text)
     try:
         payload, after = _decode(text, start)
+        closing = _CLOSING_TAG.match(text, after)
+        after = closing.end() if closing else after
         if not _GOES_ON.match(text, after):
             raise Unreadable("There is more text after the JSON object. Write calls only, with ; between them.")
         end = after
-        name, arguments = _name_and_parameters(payload)
+        several = isinstance(payload, list) and payload and all(isinstance(member, dict) for member in payload)
+        found = [_call(member) for member in payload] if several else [_call(payload)]
     except Unreadable as problem:
-        return BadCall(call_id, text[start:end], str(problem)), end
-    return ToolCall(call_id, name, arguments), end
+        parts.bad(text[start:end], str(problem))
+        return end
+    for name, arguments, respelt in found:
+        parts.call(name, arguments, lenient=bool(respelt or several or closing))
+    return end
 
 
-def _name_and_parameters(payload: Any) -> tuple[str, Mapping[str, Any]]:
-    if isinstance(payload, dict):
+def _call(payload: Any) -> tuple[str, Mapping[str, Any], bool]:
+    """The call of a JSON value, and whether it is only nearly in the format."""
+    if isinstance(payload, dict) and "function" not in payload:
         # Models of this family add it sometimes; it carries no information.
         payload = {key: value for key, value in payload.items() if (key, value) != ("type", "function")}
         if "arguments" in payload and "parameters" not in payload:
-            return name_and_arguments(payload)
-    return name_and_arguments(payload, "parameters")
+            return *name_and_arguments(payload), False
+    return call_in(payload, "parameters")
 
 
-def _payload_end(text: str, start: int) -> int | None:
-    """End of the call that starts at `start`; None when it is not a call or is in the middle of other text."""
-    before = start - 1
-    while before >= 0 and text[before].isspace():
-        before -= 1
-    if before >= 0 and text[before] not in _BEFORE_A_CALL:
-        return None
-    try:
-        return _decode(text, start)[1]
-    except Unreadable:
-        return None
+class _Outline:
+    """Ends of calls, for `split_reasoning`."""
+
+    def __init__(self) -> None:
+        self._num_failed = 0
+
+    def end_of(self, text: str, start: int) -> int | None:
+        """End of the call that starts at `start`; None when it is not a call or is in the middle of other text.
+
+        Raises:
+            TooManyCalls: more calls than a turn may have were incomplete.
+        """
+        before = start - 1
+        while before >= 0 and text[before].isspace():
+            before -= 1
+        if before >= 0 and text[before] not in _BEFORE_A_CALL:
+            return None
+        try:
+            return _decode(text, start)[1]
+        except Unreadable:
+            self._num_failed += 1
+            if self._num_failed > MAX_CALLS:
+                raise TooManyCalls from None
+            return None
 
 
 def _decode(text: str, start: int) -> tuple[Any, int]:

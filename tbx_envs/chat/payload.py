@@ -71,6 +71,24 @@ def name_and_arguments(payload: Any, key: str = "arguments") -> tuple[str, Mappi
     return name.strip(), arguments
 
 
+def call_in(payload: Any, key: str) -> tuple[str, Mapping[str, Any], bool]:
+    """As `name_and_arguments`, in the spellings of other formats too; True where it is one of them.
+
+    They are `parameters` for `arguments` and the reverse, and OpenAI's `{"type": "function", "function": {...}}`.
+
+    Raises:
+        Unreadable: the value is not a call.
+    """
+    lenient = False
+    if isinstance(payload, dict) and payload.get("type") == "function" and set(payload) <= {"type", "id", "function"}:
+        payload, lenient = payload.get("function"), True
+    if isinstance(payload, dict):
+        other = "parameters" if key == "arguments" else "arguments"
+        if other in payload and key not in payload:
+            key, lenient = other, True
+    return *name_and_arguments(payload, key), lenient
+
+
 def _decode_whole(text: str, key: str) -> Any:
     try:
         value, end = decode(text, 0)

@@ -29,6 +29,7 @@ def split_reasoning(raw: str, call_start: str, call_end: Callable[[str, int], in
     if THINK_OPEN not in raw and THINK_CLOSE not in raw:
         return "", raw
     marks = re.compile(f"{THINK_OPEN}|{THINK_CLOSE}|(?P<call>{call_start})")
+    before: list[str] = []  # all that a closing tag without an opening one has made reasoning
     reasoning: list[str] = []
     visible: list[str] = []
     start = position = 0
@@ -39,14 +40,15 @@ def split_reasoning(raw: str, call_start: str, call_end: Callable[[str, int], in
         visible.append(raw[start : mark.start()])
         start = mark.end()
         if mark[0] == THINK_CLOSE:
-            reasoning, visible = ["\n".join([*reasoning, *visible])], []
+            before += [*reasoning, *visible]
+            reasoning, visible = [], []
         else:
             close = raw.find(THINK_CLOSE, start)
             reasoning.append(raw[start:] if close < 0 else raw[start:close])
             start = len(raw) if close < 0 else close + len(THINK_CLOSE)
         position = start
     visible.append(raw[start:])
-    return _joined(reasoning), _joined(visible)
+    return _joined(["\n".join(before), *reasoning]), _joined(visible)
 
 
 def _joined(pieces: list[str]) -> str:

@@ -177,7 +177,7 @@ def _check_reading(chat: AppendedConversation, conversation: Sequence[Message]) 
             continue
         raw = chat.decode(chat.policy_turn(message))
         read = interpret(raw, chat.chat_format, schemas=PROBE_SCHEMAS)
-        if (read.text, _calls_of(read)) != (message.text, _calls_of(message)):
+        if (read.text, _calls_of(read), read.num_lenient) != (message.text, _calls_of(message), 0):
             raise ConfigError(
                 f"the chat template writes a turn as {raw!r}, which the format '{chat.chat_format}' reads as "
                 f"{read}. Choose the chat_format that the template writes, or register one."

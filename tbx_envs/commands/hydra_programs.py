@@ -33,7 +33,7 @@ def run_hydra_program(name: str, record: type[R], program: Callable[[R], Any], a
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    arguments = [renamed(argument) for argument in arguments]
+    arguments = [quoted_pattern(renamed(argument)) for argument in arguments]
 
     @hydra.main(version_base=None, config_path="pkg://tbx_conf", config_name=name)
     def main(composed: Any) -> None:
@@ -72,3 +72,13 @@ def renamed(argument: str) -> str:
         return argument
     warn_of_key(key[2])
     return f"{key[1] or ''}{RENAMED_KEYS[key[2]]}{argument[key.end() :]}"
+
+
+def quoted_pattern(argument: str) -> str:
+    """An override whose value is a pattern with brackets, quoted: Hydra's grammar knows brackets of lists only.
+
+    >>> quoted_pattern("tasks=clinic/refill/00[01]"), quoted_pattern("seeds=[0,1]")
+    ("tasks='clinic/refill/00[01]'", 'seeds=[0,1]')
+    """
+    key, _, value = argument.partition("=")
+    return f"{key}='{value}'" if re.fullmatch(r"[\w*?/.:-]+(?:\[[\w!-]+\][\w*?/.:-]*)+", value) else argument

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import email.utils
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tbx_envs.endpoints.costs import TokenUsage
@@ -193,7 +193,7 @@ def _completion(reply: Reply, found: Mapping[str, Any], key: str | None) -> Comp
         field = next((name for name in ("reasoning_content", "reasoning") if isinstance(message.get(name), str)), "")
         return Completion(
             text=_clean(_text(message.get("content")) or message.get("refusal") or "", key),
-            tool_calls=tuple(_call(call, key) for call in message.get("tool_calls") or ()),
+            tool_calls=tuple(_call(call, key) for call in _calls_of(message)),
             reasoning=_clean(message[field], key) if field else "",
             reasoning_field=field,
             finish_reason=reason if isinstance(reason, str) else None,
@@ -202,6 +202,13 @@ def _completion(reply: Reply, found: Mapping[str, Any], key: str | None) -> Comp
     except (LookupError, TypeError, AttributeError, ValueError):
         shown = _shown(_body_text(reply), key)
     return Problem(f"answered without a readable completion ({shown}). Check base_url and the server.")
+
+
+def _calls_of(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The calls of a message; servers of the older API give the only one as `function_call`."""
+    if calls := message.get("tool_calls"):
+        return calls
+    return [{"function": message["function_call"]}] if message.get("function_call") else []
 
 
 def _call(call: Mapping[str, Any], key: str | None) -> EndpointCall:

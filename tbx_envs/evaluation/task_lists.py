@@ -32,8 +32,9 @@ def select_tasks(selection: str) -> tuple[str, ...]:
 
     Args:
         selection: `all`, `train`, `heldout`, a domain's name, `datasets` (all registered ones), a dataset's name, the
-            name of a release's list (`thinkingbox_bench_v1`), a uid, a pattern such as `clinic/*/00?` or
-            `shop_group1.py:*`, or a file: one uid a line (`#` starts a comment), or a YAML list of them.
+            name of a release's list (`thinkingbox_bench_v1`), a uid, a pattern such as `clinic/*/00?`,
+            `clinic/refill/00[01]` or `shop_group1.py:*`, or a file: one uid a line (`#` starts a comment), or a YAML
+            list of them.
 
     Raises:
         ConfigError: nothing has that name, no task matches, or a file lists a task twice or an unknown one.
@@ -47,7 +48,7 @@ def select_tasks(selection: str) -> tuple[str, ...]:
     if named is not None:
         return named
     known = dataset_uids() if is_dataset_uid(selection) else all_uids()
-    if "*" in selection or "?" in selection:
+    if selection not in known and any(mark in selection for mark in "*?["):
         matching = tuple(fnmatch.filter(known, selection))
         if not matching:
             refuse_broken()
@@ -94,7 +95,7 @@ def _unknown(selection: str, known: Iterable[str]) -> ConfigError:
     names += [name for dataset in datasets for name in dataset.lists]
     near = did_you_mean(selection, (*names, *known))
     return ConfigError(
-        f"tasks '{selection}' is neither {', '.join(names)}, nor a uid, a pattern with * or a file.{near}"
+        f"tasks '{selection}' is neither {', '.join(names)}, nor a uid, a pattern with *, ? or [] or a file.{near}"
     )
 
 

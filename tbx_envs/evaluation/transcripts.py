@@ -64,7 +64,8 @@ def _report(record: Mapping[str, Any]) -> CheckReport:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    """The fields in which equal records agree: a turn's others are counted in the episode's usage."""
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.compare}
 
 
 def _message_record(message: Message) -> dict[str, Any]:

@@ -19,6 +19,7 @@ them): jsonschema decides, this module words the result.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -37,6 +38,8 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}(\.[0-9]{1,19})?([eE][+-]?[0-9]{1,3})?")
 _INT64 = 2**63
 _SHOWN = 60  # characters of a wrong value that an answer repeats
+_LONGEST_PATH = 200  # characters of a name, or of where a value stands, that an answer repeats
+_MOST_PROBLEMS = 16  # of one call that an answer names: text of megabytes can be wrong in a hundred thousand places
 _DEEPEST = 20  # nesting beyond this is rejected before any recursive code sees it
 
 
@@ -70,6 +73,8 @@ def checked_arguments(tool: Tool, arguments: Any) -> dict[str, Any]:
     known: dict[str, Any] = {}
     problems: list[str] = []
     for name, value in arguments.items():
+        if len(problems) > _MOST_PROBLEMS:
+            break
         if name not in properties:
             near = did_you_mean(name, properties) if isinstance(name, str) else ""
             problems.append(f"Unknown argument {_shown(name)}.{near}")
@@ -81,7 +86,8 @@ def checked_arguments(tool: Tool, arguments: Any) -> dict[str, Any]:
         else:
             known[name] = _coerced(properties[name], value)
     problems += [f"{name} is required and missing." for name in required if name not in arguments]
-    problems += [_problem(error) for error in _validator(tool).iter_errors(known) if error.validator != "required"]
+    errors = (error for error in _validator(tool).iter_errors(known) if error.validator != "required")
+    problems += [_problem(error) for error in itertools.islice(errors, max(0, _MOST_PROBLEMS + 1 - len(problems)))]
     if problems:
         raise InvalidCall(_rejection(tool, problems))
     return known
@@ -89,8 +95,9 @@ def checked_arguments(tool: Tool, arguments: Any) -> dict[str, Any]:
 
 def transport_problem(name: Any, arguments: Any) -> str | None:
     """Why a call cannot be sent to a server, or None. Servers check the rest (`checked_arguments`)."""
-    if not isinstance(name, str) or (unfit := _cannot_be_carried(name)):
+    if not isinstance(name, str) or _cannot_be_carried(name):
         return f"There is no tool {_shown(name)}."
+    name = name[:_LONGEST_PATH]
     if not isinstance(arguments, Mapping):
         return f"{name} was not called. Arguments must be a JSON object, got {_shown(arguments)}."
     for key, value in arguments.items():
@@ -186,13 +193,15 @@ def _rejection(tool: Tool, problems: Sequence[str]) -> str:
     described = [
         f"{name} ({_kind(schema)}{', required' if name in required else ''})" for name, schema in properties.items()
     ]
+    if len(problems) > _MOST_PROBLEMS:
+        problems = [*problems[:_MOST_PROBLEMS], "And more like these."]
     arguments = f"Its arguments: {', '.join(described)}." if described else "It takes no arguments."
     return f"{tool.name} was not called. {' '.join(problems)} {arguments}"
 
 
 def _problem(error: ValidationError) -> str:
     """One problem that jsonschema found, in our own wording."""
-    path = "".join(f"[{part}]" if isinstance(part, int) else str(part) for part in error.absolute_path)
+    path = "".join(f"[{part}]" if isinstance(part, int) else str(part) for part in error.absolute_path)[:_LONGEST_PATH]
     wanted = _wanted(error.schema) if isinstance(error.schema, Mapping) else "something else"
     if error.validator in ("type", "enum"):
         near = ""

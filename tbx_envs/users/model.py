@@ -74,7 +74,7 @@ Write the customer's next message.
 """
 
 _NAMES = {"CONVERSATION": CONVERSATION, "KNOWLEDGE": KNOWLEDGE, "MESSAGE": MESSAGE, "DONE": DONE_MARK}
-_MARKS = re.compile(rf"<(?=\s*/?\s*(?:{CONVERSATION}|{KNOWLEDGE}|{MESSAGE}|{DONE_MARK[1:-1]})\s*>)", re.IGNORECASE)
+_MARKS = re.compile(rf"<(?=\s*+/?\s*+(?:{CONVERSATION}|{KNOWLEDGE}|{MESSAGE}|{DONE_MARK[1:-1]})\s*+>)", re.IGNORECASE)
 _SPEAKER = {"user": "User", "assistant": "Assistant"}
 _LABEL = re.compile(r"(?:user|assistant|system|customer)\s*:\s*", re.IGNORECASE)
 _QUOTES = ('""', "''", "“”", "‘’")
@@ -94,6 +94,8 @@ class ModelUser:
     Attributes:
         can_end: whether the user may end the conversation.
     """
+
+    timeout_s = None  # the endpoint limits its requests and retries
 
     def __init__(
         self, endpoint: ChatEndpoint, user_context: str | None, can_end: bool = False, *, seed: int | None = None

@@ -14,7 +14,6 @@ Wording depends on the seed and the number of the answer only.
 
 from __future__ import annotations
 
-import functools
 import random
 import re
 from collections.abc import Iterable, Mapping
@@ -23,6 +22,7 @@ from typing import Protocol
 from tbx_envs.messages import DONE_MARK, Text, ToolResult, Transcript, Turn
 from tbx_envs.seeding import rng
 from tbx_envs.task import Task
+from tbx_envs.users.patterns import first_match
 
 DEFAULT = "default"  # the consent for requests that no other pattern matches
 ANYTHING_ELSE = re.compile(r"\b(any\s?thing|something) (else|more)\b|\bwas that all\b|\bis that all\b", re.IGNORECASE)
@@ -66,6 +66,8 @@ class ScriptedUser:
         domain: topics and consents that the user understands.
         seed: seed of the user's wording.
     """
+
+    timeout_s = 10.0  # it answers in a millisecond
 
     def __init__(self, task: Task, domain: Vocabulary, seed: int) -> None:
         self._uid = task.uid
@@ -115,13 +117,8 @@ def _wordings(decision: bool | None) -> tuple[str, ...]:
 
 def _found(said: str, patterns: Mapping[str, str]) -> list[str]:
     """Names whose pattern is found in `said`, in order of first match."""
-    starts = {name: match.start() for name, pattern in patterns.items() if (match := _compiled(pattern).search(said))}
+    starts = {name: start for name, pattern in patterns.items() if (start := first_match(pattern, said)) is not None}
     return sorted(starts, key=lambda name: starts[name])
-
-
-@functools.lru_cache(maxsize=1024)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern, re.IGNORECASE)
 
 
 def _last_words(transcript: Transcript) -> str:

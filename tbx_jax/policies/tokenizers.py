@@ -14,7 +14,10 @@ continuation prefix), so it is lossless and no text is unknown.
 from __future__ import annotations
 
 import collections
+import functools
+import re
 from collections.abc import Iterable
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -113,3 +116,26 @@ def _piece_counts(
             text = text.replace(mark, "\n")
         counts.update(piece for piece, _ in pre_tokenizer.pre_tokenize_str(text) if len(piece) > 1)
     return counts
+
+
+def token_bytes(tokenizer: Any, token: int) -> bytes | None:
+    """The bytes of a token that may be a part of a character, such as one of the three of "€"; None when unknown.
+
+    Known are the bytes of byte-level vocabularies, which spell each byte as a character (GPT-2's alphabet), and of the
+    `<0xE2>` tokens of SentencePiece.
+    """
+    piece = tokenizer.convert_ids_to_tokens(token)
+    if not isinstance(piece, str):
+        return None
+    if re.fullmatch(r"<0x[0-9A-F]{2}>", piece):
+        return bytes([int(piece[3:5], 16)])
+    alphabet = _byte_of_character()
+    return bytes(alphabet[character] for character in piece) if alphabet.keys() >= set(piece) else None
+
+
+@functools.cache
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes of Latin-1 stand for themselves, the others for characters from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}

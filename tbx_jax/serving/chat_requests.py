@@ -232,6 +232,8 @@ class _Conversation:
                 return self._turn(message)
             case "tool":
                 return self._result(message)
+            case "function":
+                return self._result({**message, "tool_call_id": self._unanswered(message.get("name"))})
         self._wrong(f"role {message.get('role')!r}; wanted system, user, assistant or tool")
         return None
 
@@ -253,6 +255,10 @@ class _Conversation:
         if not isinstance(calls, list):
             self._wrong(f"tool_calls is {_kind(calls)}; wanted a list")
             calls = []
+        if not calls and message.get("function_call"):  # the older form: one call, without an id
+            calls = [
+                {"id": f"function_call_{len(self._call_names)}_{self._place}", "function": message["function_call"]}
+            ]
         reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
         if not isinstance(reasoning, str):
             self._wrong(f"reasoning_content is {_kind(reasoning)}; wanted a text")
@@ -281,6 +287,10 @@ class _Conversation:
         if isinstance(value, dict):
             return ToolCall(call_id, name, value)
         return BadCall(call_id, f"{name}({arguments})", "The arguments are no JSON object.")
+
+    def _unanswered(self, name: Any) -> str | None:
+        """Id of the last call of that tool without a result: results of the older form name the tool only."""
+        return next((call_id for call_id in reversed(self._call_names) if self._call_names[call_id] == name), None)
 
     def _result(self, message: Mapping[str, Any]) -> ToolResult | None:
         call_id = message.get("tool_call_id")
@@ -345,14 +355,33 @@ def completion(
 
 
 def token_logprobs(
-    tokens: Sequence[int], logps: Sequence[float], text_of: Callable[[list[int]], str]
+    tokens: Sequence[int],
+    logps: Sequence[float],
+    text_of: Callable[[list[int]], str],
+    bytes_of: Callable[[int], bytes | None] = lambda token: None,
 ) -> list[dict[str, Any]]:
-    """OpenAI's list of tokens with their log-probabilities, and the id of each."""
-    texts = [text_of([token]) for token in tokens]
-    return [
-        {"token": text, "token_id": token, "logprob": logp, "bytes": list(text.encode()), "top_logprobs": []}
-        for text, token, logp in zip(texts, tokens, logps, strict=True)
-    ]
+    """OpenAI's list of tokens with their log-probabilities, and the id of each.
+
+    Args:
+        tokens: ids of the tokens.
+        logps: natural log of the probability of each.
+        text_of: ids -> text, in which U+FFFD stands for a part of a character.
+        bytes_of: id -> bytes of a token whose text has U+FFFD; None where they are not known.
+    """
+    entries = []
+    for token, logp in zip(tokens, logps, strict=True):
+        text = text_of([token])
+        written = bytes_of(token) if "\ufffd" in text else text.encode()
+        entries.append(
+            {
+                "token": text,
+                "token_id": token,
+                "logprob": logp,
+                "bytes": None if written is None else list(written),
+                "top_logprobs": [],
+            }
+        )
+    return entries
 
 
 def up_to_stop(text: str, stops: Sequence[str]) -> str | None:

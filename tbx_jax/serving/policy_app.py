@@ -38,6 +38,7 @@ from tbx_envs.errors import ConfigError, PolicyFault
 from tbx_envs.web.access import LocalRequests, same_token
 from tbx_jax.config import SamplingConfig, validated
 from tbx_jax.policies.hub_policy import is_hub_name
+from tbx_jax.policies.tokenizers import token_bytes
 from tbx_jax.policies.weights import Precision, load_policy
 from tbx_jax.sampler.memory_plan import MemoryPlan
 from tbx_jax.sampler.sampler import Sampler
@@ -263,13 +264,16 @@ class _Completions:
             prompt_tokens=prompt_tokens,
             cached_tokens=answer.cached_tokens,
             completion_tokens=len(turn.tokens),
-            logprobs=token_logprobs(turn.tokens, turn.logps, self._text_of) if asked.logprobs else None,
+            logprobs=token_logprobs(turn.tokens, turn.logps, self._text_of, self._bytes_of) if asked.logprobs else None,
         )
 
     def _text_of(self, tokens: Sequence[int]) -> str:
         text = self._service.tokenizer.decode(tokens, skip_special_tokens=False)
         assert isinstance(text, str)  # lists of texts are for batches of sequences
         return text
+
+    def _bytes_of(self, token: int) -> bytes | None:
+        return token_bytes(self._service.tokenizer, token)
 
 
 async def _unless_gone(request: Request, answer: Future[Answer]) -> Answer:

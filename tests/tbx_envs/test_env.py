@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+import json
 import random
 
 import numpy as np
@@ -223,8 +224,24 @@ def test_an_episodes_record_holds_everything(env):
     assert episode.transcript == env.transcript and episode.transcript[0] == Text("system", env.source.domain.rules)
     assert episode.usage == {
         "agent_turns": 5, "user_turns": 1, "tool_calls": 3, "refused_calls": 1, "invalid_calls": 1,
+        "unreadable_calls": 0, "lenient_calls": 0,
     }  # fmt: skip
     assert episode.seconds["environment"] > 0
+
+
+def test_unreadable_calls_and_calls_that_are_only_nearly_right_are_counted(env):
+    env.reset(seed=0)
+    env.step('{"name": "place_order", "arguments": ' + json.dumps(ORDER) + "}\n</tool_call>")
+    env.step('<tool_call>{"name": "place_order",}</tool_call>')
+    env.step(('<tool_call>{"name": "list_items"}</tool_call>') * 65)
+    env.step(Turn(calls=tuple(ToolCall("", "place_order", ORDER) for _ in range(65))))
+    env.step("<DONE>")
+    episode = env.episode(attempt=0)
+    counted = {
+        name: episode.usage[name] for name in ("lenient_calls", "unreadable_calls", "invalid_calls", "tool_calls")
+    }
+    assert counted == {"lenient_calls": 1, "unreadable_calls": 3, "invalid_calls": 3, "tool_calls": 4}
+    assert episode.passed is True
 
 
 # --- what the agent can reach ---------------------------------------------------------------------------------------

@@ -153,3 +153,38 @@ def test_a_check_that_crashes_voids_the_episode(kiosk, monkeypatch):
 def test_every_fault_is_an_environment_fault():
     assert all(issubclass(fault, EnvironmentFault) for fault in (ToolFault, UserFault, CheckFault))
     assert {fault.kind for fault in (ToolFault, UserFault, CheckFault)} == {"tool", "user", "check"}
+
+
+def test_a_user_that_does_not_answer_in_time_voids_the_episode(kiosk):
+    release = threading.Event()
+
+    class Silent:
+        def answer(self, transcript):
+            release.wait(60)
+            return "too late"
+
+    env = ToolEnv("kiosk/order/000", user=lambda task, domain, seed: Silent(), user_timeout_s=0.05)
+    env.reset(seed=5)
+    try:
+        with pytest.raises(UserFault, match=r"did not answer \(no result within 0.05 s\).*raise user_timeout_s"):
+            env.step("What is your code?")
+    finally:
+        release.set()
+    assert_void(env, "user", "did not answer")
+    env._options = env._options.changed({"user": None})
+    assert_a_new_episode_is_sound(env)
+
+
+def test_a_users_own_limit_holds_unless_another_is_given(kiosk, monkeypatch):
+    limits = []
+    monkeypatch.setattr("tbx_envs.env.within", lambda seconds, call: limits.append(seconds) or "Yes.")
+
+    class Patient:
+        timeout_s = None
+        answer = print
+
+    for options in ({}, {"user": lambda *_: Patient()}, {"user_timeout_s": 3.0}):
+        env = ToolEnv("kiosk/order/000", **options)
+        env.reset(seed=5)
+        env.step("What is your code?")
+    assert limits == [10.0, None, 3.0]

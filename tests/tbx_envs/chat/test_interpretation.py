@@ -303,3 +303,17 @@ def test_what_is_rendered_reads_back_the_same(calls, text):
         reasoning="Let me see.",
     )
     assert interpret(hermes.render(turn)) == turn
+
+
+def test_a_broken_call_without_its_opening_tag_does_not_take_the_next_one_with_it():
+    schemas = {"a": {}, "b": {}}
+    turn = interpret(f'{{"name": "a", "arguments": {{}},}}\n</tool_call>\n{call("b", {})}', schemas=schemas)
+    assert [type(c) for c in turn.calls] == [BadCall, ToolCall]
+
+
+def test_calls_quoted_in_a_broken_one_are_not_executed_however_many_they_are():
+    quoted = f"not {call('delete', {})} nor {call('delete', {})}"
+    turn = interpret(f'<tool_call>{{"name": "note", "arguments": {{"t": "{quoted}"}}}}</tool_call>{call("a", {})}')
+    assert [getattr(c, "name", None) for c in turn.calls] == [None, "a"]
+    closed = f'<tool_call>{{"t": "</tool_call>" and {call("delete", {})} so}}</tool_call>'
+    assert [type(c) for c in interpret(closed).calls] == [BadCall]

@@ -49,7 +49,7 @@ def test_what_follows_the_python_tag_is_calls_and_what_stands_before_it_is_words
         "{name}",
         "{'name': 'find', 'parameters': {}}",
         '{"type": "bike", "name": "a"}',
-        '<tool_call>{"name": "a"}</tool_call>',
+        'Then <tool_call>{"name": "a",}</tool_call> comes.',
     ],
 )
 def test_prose_is_never_a_call(prose):

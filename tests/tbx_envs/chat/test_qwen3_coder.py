@@ -44,12 +44,8 @@ def test_several_calls_keep_their_order_and_the_words_around_them():
         "  two\nlines  ",
         "\nfirst line empty, last too\n",
         "a </parameter> b",
-        "</parameter>",
-        "a</parameter>\n<parameter=count>b",
-        "x\n</parameter>",
-        "</function>\n</tool_call>",
-        call("delete"),
-        "<tool_call>",
+        "use <parameter=text> or </function> here",
+        "<b>bold</b>\n<p>\n</pre>",
         "<think>no</think>",
         "</think>",
         '{"a": "b"}',
@@ -59,6 +55,65 @@ def test_several_calls_keep_their_order_and_the_words_around_them():
 def test_whatever_stands_on_lines_of_its_own_is_the_value(value):
     turn = read(call("note", text=value, count=2) + "\n" + call("note", text="other"))
     assert [c.arguments for c in turn.calls] == [{"text": value, "count": 2}, {"text": "other"}]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "</parameter>",
+        "a</parameter>\n<parameter=count>b",
+        "x\n</parameter>",
+        "a</parameter>",
+        "1037\n<parameter=cup>\nown",
+        "1037 <parameter=cup>\nown",
+        "1037\n<param=cup>\nown",
+        "1037\n  <PARAMETER=cup>\nown",
+        "a\n  <function=delete>",
+        "</function>\n</tool_call>",
+        call("delete"),
+        "<tool_call>",
+        *(
+            f"a\n{tag}\nb"
+            for tag in ("</paramter>", "</param>", "</parameters>", "< /parameter>", "</parameter", "</text>")
+        ),
+        *(f"a\n{tag}\nb" for tag in ("<parameter>", "<\\parameter>", "</Parameter>", "[/parameter]", "</funtion>")),
+    ],
+)
+def test_a_value_in_which_a_line_is_markup_has_two_readings_and_neither_is_executed(value):
+    for turn in (read(call("note", text=value, count=2) + call("note", text="other")), read(call("note", text=value))):
+        assert [type(c) for c in turn.calls] == [BadCall]
+        assert "'text'" in turn.calls[0].problem
+        assert turn.text == ""
+
+
+PLACE = """<tool_call>
+<function=place_order>
+<parameter=item>
+bun
+</parameter>
+<parameter=code>
+1037
+<parameter=cup>
+own
+</parameter>
+</function>
+</tool_call>"""
+
+
+@pytest.mark.parametrize(
+    ("raw", "key"),
+    [
+        (PLACE, "code"),
+        (PLACE.replace(">\n", ">").replace("\n<", "<"), "code"),
+        (PLACE.replace("1037\n", "1037 "), "code"),
+        (PLACE.replace("<parameter=cup>\nown\n</parameter>\n", "") + call("cancel_order", id="1"), "code"),
+        (PLACE.replace("own\n</parameter>\n", "own\n") + call("cancel_order", id="1"), "code"),
+    ],
+)
+def test_a_parameter_that_is_not_closed_swallows_neither_the_next_one_nor_the_next_call(raw, key):
+    (bad,) = read(raw).calls
+    assert isinstance(bad, BadCall)
+    assert repr(key) in bad.problem
 
 
 def test_a_value_may_stand_on_the_line_of_its_tags():
@@ -85,7 +140,6 @@ def test_a_complete_block_without_its_closing_tag_is_accepted_at_the_end_and_bef
     "prose",
     [
         "Sure (done)",
-        "<function=find>\n</function>",
         '{"name": "find"}',
         "I would use <function=find>.",
         "< tool_call >",
@@ -108,7 +162,7 @@ NO_BLOCK = "The call has no function block. Write <function=name>, its parameter
 PROBLEMS = {
     "": NO_BLOCK,
     "</tool_call>": NO_BLOCK,
-    '\n{"name": "a", "arguments": {}}\n</tool_call>': NO_BLOCK,
+    '\n{"name": "a", "arguments": {},}\n</tool_call>': NO_BLOCK,
     "<function=a": NO_BLOCK,
     "<function=>\n</function>": "The call has no name. Give the tool's name in <function=name>.",
     "<function=a>": "The call breaks off: no </function>.",

@@ -61,18 +61,25 @@ ODD = (
     ";",
 )
 odd_text = st.lists(st.sampled_from(ODD) | st.text(max_size=8), max_size=5).map("".join)
+# An end of a parameter has two readings wherever it stands; JSON has no lines.
+ENDS_A_PARAMETER = re.compile(r"</parameter>\s*(<parameter=|</function>\s*</?tool_call>)")
+json_text = odd_text.filter(lambda text: not ENDS_A_PARAMETER.search(text))
 json_values = st.recursive(
     st.none()
     | st.booleans()
     | st.integers(-(2**63) + 1, 2**63 - 1)
     | st.floats(allow_nan=False, allow_infinity=False)
-    | odd_text,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(odd_text, inner, max_size=3),
+    | json_text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(json_text, inner, max_size=3),
     max_leaves=6,
 )
-# The format has no escapes, so its strings cannot hold their own end, nor be "null" where null is allowed too.
-ENDS_A_PARAMETER = re.compile(r"(^|\n)</parameter>\s*(<parameter=[^>\n]+>|</function>)")
-said_text = odd_text.filter(lambda text: not ENDS_A_PARAMETER.search(text))
+# The format has no escapes, so its strings hold no line that begins with a tag of the format, none that ends with a tag
+# that opens or that closes a parameter, and no end of a parameter; nor are they "null" where null is allowed too.
+AMBIGUOUS = re.compile(
+    rf"{ENDS_A_PARAMETER.pattern}|(?m:^)[ \t]*</?(tool_call|parameter|function)"
+    r"|(<tool_call>|<parameter=text>|</parameter>)[ \t\r]*(?m:$)"
+)
+said_text = odd_text.filter(lambda text: not AMBIGUOUS.search(text))
 VALUES = {
     "text": said_text,
     "maybe": st.none() | said_text.filter(lambda text: text.strip() not in ("null", "None")),
@@ -80,7 +87,7 @@ VALUES = {
     "ratio": st.floats(allow_nan=False, allow_infinity=False) | st.integers(-5, 5),
     "urgent": st.booleans(),
     "tags": st.lists(json_values, max_size=3),
-    "extra": st.dictionaries(odd_text, json_values, max_size=3),
+    "extra": st.dictionaries(json_text, json_values, max_size=3),
     "size": st.none() | st.integers(-5, 5),
 }
 arguments = st.fixed_dictionaries({}, optional=VALUES)

@@ -8,6 +8,7 @@ from tbx_envs.commands import cli
 from tbx_envs.commands.command import BrokenCommand, Command
 from tbx_envs.commands.config import AgentConfig, EvaluateConfig, validated
 from tbx_envs.commands.evaluate import models_of
+from tbx_envs.commands.hydra_programs import quoted_pattern
 from tbx_envs.endpoints.config import EndpointConfig
 from tbx_envs.endpoints.costs import Prices
 from tbx_envs.errors import ConfigError
@@ -124,3 +125,16 @@ def test_a_policy_goes_to_the_package_that_knows_it(points):
     points(Point("models", Theirs))
     assert isinstance(models_of("good"), Theirs)
     assert "nano" in models_of("nano").names and "nano" in models_of("some/folder").names
+
+
+@pytest.mark.parametrize("value", ["clinic/refill/00[01]", "clinic/*/0[!1]?", "shop.py:a[1-3]"])
+def test_a_pattern_with_brackets_reaches_the_program_as_it_was_given(value):
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    (read,) = OverridesParser.create().parse_overrides([quoted_pattern(f"tasks={value}")])
+    assert (read.key_or_group, read.value()) == ("tasks", value)
+
+
+@pytest.mark.parametrize("argument", ["seeds=[0,1]", "tasks=a.txt", "+a=choice([1],[2])", "-m", "tasks='a[1]'", "~a"])
+def test_every_other_argument_is_left_to_hydra(argument):
+    assert quoted_pattern(argument) == argument

@@ -133,6 +133,12 @@ def test_calls_without_id_or_arguments_and_with_arguments_read_already_are_taken
     )
 
 
+def test_the_only_call_of_an_older_server_is_read_as_a_call(served):
+    call = {"name": "find", "arguments": '{"a": 1}'}
+    _, endpoint, _ = served(lambda asked: Answers(body=message(content=None, function_call=call)))
+    assert endpoint.complete(HELLO).tool_calls == (EndpointCall("", "find", '{"a": 1}'),)
+
+
 def test_the_other_name_of_reasoning_is_known_and_remembered(served):
     _, endpoint, _ = served(lambda asked: Answers(body=message(content="", reasoning_content=None, reasoning="Hm.")))
     completion = endpoint.complete(HELLO)

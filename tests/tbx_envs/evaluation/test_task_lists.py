@@ -55,6 +55,10 @@ def test_an_unknown_selection_is_answered_with_near_names(asked, near):
         select_tasks(asked)
 
 
+def test_a_pattern_may_have_brackets_only():
+    assert select_tasks("clinic/cancel_visit/00[01]") == ("clinic/cancel_visit/000", "clinic/cancel_visit/001")
+
+
 def test_a_pattern_that_matches_nothing_says_so():
     with pytest.raises(ConfigError, match=r"no task matches 'clinic/zzz\*'"):
         select_tasks("clinic/zzz*")

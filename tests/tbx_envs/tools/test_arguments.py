@@ -173,3 +173,14 @@ def test_what_no_transport_can_carry_is_found_before_it_is_sent():
         problem = transport_problem(name, arguments)
         assert problem is not None
         problem.encode("utf-8")
+
+
+def test_an_answer_is_short_however_much_is_wrong():
+    many = {f"p{number}": "x" for number in range(4000)}
+    for written in (many, {**VALID, "people": [7.5] * 4000}, {"x" * 100_000: 1}):
+        with pytest.raises(InvalidCall) as wrong:
+            checked_arguments(move, written)
+        assert len(str(wrong.value)) < 3000
+    with pytest.raises(InvalidCall, match="And more like these"):
+        checked_arguments(move, many)
+    assert len(transport_problem("x" * 100_000, {"a": float("nan")})) < 400

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from tbx_envs.messages import BadCall, Text, ToolCall, ToolResult, Turn
+from tbx_envs.testing.byte_tokenizer import byte_tokenizer
+from tbx_jax.policies.tokenizers import token_bytes
 from tbx_jax.serving.chat_requests import RequestError, Served, completion, read_request, token_logprobs, up_to_stop
 
 SERVED = Served("nano", top_k=None, top_p=1.0)
@@ -202,6 +204,33 @@ def test_a_call_that_cannot_be_read_stands_in_the_words_and_a_cut_turn_says_leng
 def test_token_logprobs_have_texts_and_ids():
     (entry,) = token_logprobs([7], [-0.5], lambda ids: "é" * len(ids))
     assert entry == {"token": "é", "token_id": 7, "logprob": -0.5, "bytes": [195, 169], "top_logprobs": []}
+
+
+def test_the_bytes_of_the_parts_of_a_character_make_the_character():
+    tokenizer = byte_tokenizer()
+    tokens = tokenizer.encode("€\ufffd", add_special_tokens=False)
+    entries = token_logprobs(
+        tokens, [-0.5] * len(tokens), tokenizer.decode, lambda token: token_bytes(tokenizer, token)
+    )
+    assert len(entries) == 6 and all(entry["token"] == "\ufffd" for entry in entries)
+    assert bytes(byte for entry in entries for byte in entry["bytes"]) == "€\ufffd".encode()
+    (unknown,) = token_logprobs([7], [-0.5], lambda ids: "\ufffd")
+    assert unknown["bytes"] is None
+
+
+def test_a_call_and_its_result_are_read_in_the_older_form_too():
+    older = [
+        {"role": "assistant", "content": None, "function_call": {"name": "find", "arguments": '{"x": 1}'}},
+        {"role": "function", "name": "find", "content": "Ada"},
+        {"role": "assistant", "content": None, "function_call": {"name": "find", "arguments": "{}"}},
+        {"role": "function", "name": "find", "content": "Bo"},
+    ]
+    one, ada, two, bo = read(messages=older).messages
+    assert (one.calls[0].name, one.calls[0].arguments) == ("find", {"x": 1})
+    assert (ada.call_id, ada.text) == (one.calls[0].id, "Ada")
+    assert (bo.call_id, bo.text) == (two.calls[0].id, "Bo") and one.calls[0].id != two.calls[0].id
+    with pytest.raises(RequestError, match="answers no call before it"):
+        read(messages=[{"role": "function", "name": "find", "content": "Ada"}])
 
 
 def test_the_first_of_several_stops_ends_a_text():
