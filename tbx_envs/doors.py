@@ -61,12 +61,13 @@ def _cleaned(value: Any) -> Any:
     return value
 
 
-def read_json(data: bytes | str, *, max_depth: int | None = None) -> Any:
+def read_json(data: bytes | str, *, max_depth: int | None = None, clean: bool = True) -> Any:
     """The JSON value of a text that another party wrote, with clean texts.
 
     Args:
         data: text, or its bytes.
         max_depth: how deeply it may be nested; None is as deep as Python reads.
+        clean: False for the arguments of a call, which is answered as invalid where they are not clean.
 
     Raises:
         TooLarge: it is nested more deeply.
@@ -74,19 +75,20 @@ def read_json(data: bytes | str, *, max_depth: int | None = None) -> Any:
     """
     try:
         text = data if isinstance(data, str) else data.decode(json.detect_encoding(data), "surrogatepass")
-        text = clean_text(text)
+        text = clean_text(text) if clean else text
         value = json.loads(text)
     except RecursionError:
         raise TooLarge("it is nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"it is no JSON from character {error.pos} on ({shown(text[error.pos :], 20)})") from error
+        there = shown(error.doc[error.pos : error.pos + 20])
+        raise ValueError(f"it is no JSON from character {error.pos} on: {there}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not text: {error.reason} at byte {error.start}") from error
     except ValueError as error:  # an integer of more digits than Python converts
         raise ValueError(f"it is no JSON that can be read: {error}") from error
     if max_depth is not None and depth(value, max_depth) > max_depth:
         raise TooLarge(f"it is nested more than {max_depth} levels deep")
-    return clean_json(value) if _ESCAPED_HALF.search(text) else value
+    return clean_json(value) if clean and _ESCAPED_HALF.search(text) else value
 
 
 def depth(value: Any, enough: int) -> int:

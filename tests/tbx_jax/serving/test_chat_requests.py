@@ -42,7 +42,7 @@ def test_a_conversation_with_calls_is_read_as_it_was_said():
         Turn(calls=(ToolCall("call_0", "find", {"name": "Ada"}),), reasoning="Hm."),
         ToolResult("call_0", "find", "[]"),
     )
-    assert asked.tools == (FIND,) and asked.num_calls == 1
+    assert asked.tools == (FIND,) and asked.first_call == 1
 
 
 def test_settings_are_read_and_fields_that_say_nothing_or_are_null_change_nothing():
