@@ -360,6 +360,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         """Run the check and end the episode."""
         assert self._runtime is not None
         self._finish_reason = reason
+        self._conclude_user()
         try:
             self._evidence = self._runtime.evidence(self.transcript)
             returned = self._runtime.check(self.transcript, self._evidence)
@@ -373,6 +374,19 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             raise CheckFault(f"task {self.task.uid}: the check returned {error}. That is no verdict.") from None
         self._running = False
         self._close_runtime()
+
+    def _conclude_user(self) -> None:
+        """Let the user judge its own part, if it does that."""
+        assert self._runtime is not None
+        conclude = getattr(self._runtime.user, "conclude", None)
+        if conclude is None:
+            return
+        try:
+            conclude()
+        except (UserFault, ConfigError):
+            raise
+        except (Exception, SystemExit) as error:  # the episode boundary, as above
+            raise UserFault(_unexpected(self.task, "the simulated user", error)) from error
 
     # --- around an episode ----------------------------------------------------------------------------------
 
