@@ -119,6 +119,10 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             "invalid_calls": 0,
         }
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as what it was made of, for other processes; an episode in progress stays here."""
+        return _made_again, (type(self), self.task.uid, self.render_mode, self._options), {"spec": self.spec}
+
     # --- the state of an episode, read only -----------------------------------------------------------------
 
     @property
@@ -421,6 +425,10 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         if self._running:
             self._clear()
         self._close_runtime()
+
+
+def _made_again(kind: type[ToolEnv], uid: str, render_mode: str | None, options: EpisodeOptions) -> ToolEnv:
+    return kind(uid, render_mode=render_mode, options=options)
 
 
 def make(id_or_uid: str, **options: Any) -> ToolEnv:

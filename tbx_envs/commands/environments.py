@@ -82,11 +82,13 @@ def episode_options(config: PlayConfig, endpoints: Endpoints) -> EpisodeOptions:
 
         options = dataclasses.replace(options, judge=EndpointJudge(endpoints.judge, judge.style))
     if endpoints.user is not None:
-        options = dataclasses.replace(options, user=_user_maker(endpoints.user, config.user))
+        options = dataclasses.replace(
+            options, user=_user_maker(endpoints.user, config.user.can_end, config.user.max_silent_share)
+        )
     return options
 
 
-def _user_maker(endpoint: ChatEndpoint, user: UserConfig) -> UserMaker:
+def _user_maker(endpoint: ChatEndpoint, can_end: bool, max_silent_share: float) -> UserMaker:
     from tbx_envs.users.model import ModelUser, user_context_of
 
     def make(task: AnyTask, domain: Domain | None, seed: int) -> ModelUser:
@@ -99,7 +101,7 @@ def _user_maker(endpoint: ChatEndpoint, user: UserConfig) -> UserMaker:
                 raise ConfigError(
                     f"task {task.uid}: it gives its user no context, so a served model cannot be its user."
                 )
-        return ModelUser(endpoint, context, can_end=user.can_end, seed=seed, max_silent_share=user.max_silent_share)
+        return ModelUser(endpoint, context, can_end=can_end, seed=seed, max_silent_share=max_silent_share)
 
     return make
 
