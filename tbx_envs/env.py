@@ -356,6 +356,8 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             raise UserFault(_unexpected(self.task, "the simulated user", error)) from error
         if (problem := text_problem(text)) is not None:
             raise UserFault(f"task {self.task.uid}: the simulated user answered with {problem}. The episode is void.")
+        if not text.strip():
+            raise UserFault(f"task {self.task.uid}: the simulated user said nothing. The episode is void.")
         text = clean_text(text)
         self._say(Text("user", text))
         return FinishReason.USER_DONE if may_end and text.rstrip().endswith(DONE_MARK) else None
