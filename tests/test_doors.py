@@ -181,6 +181,7 @@ class Case:
     enter: Callable[..., str]
     refuses: tuple[Any, ...] = ()
     error: type[Exception] = ValueError
+    cleans: bool = True  # False where half of a pair is refused, like everything else that is no text
 
 
 def report(**changes):
@@ -205,7 +206,7 @@ CASES = {
     "verdict": Case(
         check,
         (
-            *(value for value in NO_TEXT),
+            *NO_TEXT,
             *SCORES,
             *(report(passed=passed) for passed in (None, 1, "yes", math.nan, Mute())),
             *(report(differences=lines) for lines in ("a line", None, (7,))),
@@ -217,7 +218,9 @@ CASES = {
     "server line": Case(write_line, (*NO_JSON, *NOT_ASKED_FOR)),
     "reserved answer": Case(answer_init, (*NO_JSON[1:], *NOT_ASKED_FOR[:3])),
     "dataset line": Case(write_dataset_line, (*NO_JSON[:-1], *NOT_ASKED_FOR), DomainError),
-    "dataset YAML": Case(write_yaml, (b"a: .nan", b"a: !!binary aGk=", b"[" * 900, b"{"), DomainError),
+    "dataset YAML": Case(
+        write_yaml, (b"a: .nan", b"a: !!binary aGk=", b"[" * 900, b"{", HALF), DomainError, cleans=False
+    ),
     "endpoint": Case(complete, (*NO_JSON, *NOT_ASKED_FOR, 7, {"a": 1}, [1], True)),
     "chat request": Case(
         chat,
@@ -245,7 +248,7 @@ def through(case, value, folder):
     return case.enter(folder, value) if case.enter in (write_dataset_line, write_yaml) else case.enter(value)
 
 
-@pytest.mark.parametrize("door", CASES)
+@pytest.mark.parametrize("door", [door for door, case in CASES.items() if case.cleans])
 def test_half_of_a_surrogate_pair_comes_through_a_door_as_the_replacement_character(door, tmp_path):
     assert through(CASES[door], HALF, tmp_path) == CLEAN
 
@@ -256,7 +259,9 @@ def test_a_door_refuses_what_is_none_of_its_things_in_words(door, tmp_path):
     for value in case.refuses:
         with pytest.raises(case.error) as raised:
             through(case, value, tmp_path)
-        assert (10 < len(str(raised.value)) < 5000 and str(raised.value).isprintable()) or "\n" in str(raised.value)
+        words = str(raised.value)
+        assert 10 < len(words) < 5000
+        words.encode()
 
 
 # --- what the table says beside it --------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any
 
 MAX_BYTES = 256 * 2**20  # a longer message is a mistake: evidence is a few megabytes at most
 _HEAD_BYTES = 4
-_PASS_CREDENTIALS = getattr(socket, "SO_PASSCRED", None)
+_PASS_CREDENTIALS: int | None = getattr(socket, "SO_PASSCRED", None)
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 ANYONE = 0  # id of the sender where the system does not say it
 
@@ -48,9 +48,10 @@ class FrameReader:
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._bytes: dict[int, bytearray] = collections.defaultdict(bytearray)  # by sender
-        self._asks = tells_senders and _PASS_CREDENTIALS is not None
-        if self._asks:
+        self._asks = False
+        if tells_senders and _PASS_CREDENTIALS is not None:
             sock.setsockopt(socket.SOL_SOCKET, _PASS_CREDENTIALS, 1)
+            self._asks = True
 
     def read(self, timeout_s: float | None = None) -> dict[str, Any] | None:
         """The next message; None when it did not arrive in time.
