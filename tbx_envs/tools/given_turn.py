@@ -12,7 +12,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
-from tbx_envs.doors import clean_json, clean_text, shown, text_problem
+from tbx_envs.doors import clean_text, shown, text_problem
 from tbx_envs.messages import BadCall, Message, Text, ToolCall, ToolResult, Turn
 from tbx_envs.tools.arguments import transport_problem
 
@@ -56,10 +56,13 @@ def _as_text(value: Any) -> str:
 
 
 def _is_carried(arguments: Any) -> bool:
+    if not isinstance(arguments, Mapping):
+        return False
     try:
-        return isinstance(arguments, Mapping) and json.dumps(given := dict(arguments)) == json.dumps(clean_json(given))
+        written = json.dumps(dict(arguments), ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
         return False
+    return clean_text(written) == written
 
 
 # --- what others said ---------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -61,6 +62,7 @@ SESSION_HEADER = "X-TB-Session-Id"
 RESERVED = "__reserved__"
 SERVER_TOOL = "__reserved__server_tool"
 MAX_BODY_BYTES = 64 * 2**20
+_SMALL_BODY_BYTES = 2**18
 
 _log = logging.getLogger(__name__)
 
@@ -212,7 +214,9 @@ class _Api:
         except BodyTooLarge as error:
             raise Rejected(413, f"Invalid input: {error}") from error
         try:
-            return record.model_validate(read_json(body, max_depth=MAX_JSON_DEPTH, clean=record is not _Call))
+            read = functools.partial(read_json, body, max_depth=MAX_JSON_DEPTH, clean=record is not _Call)
+            # Parsing a large body must not keep the other sessions waiting; a thread for a small one would cost more.
+            return record.model_validate(read() if len(body) <= _SMALL_BODY_BYTES else await asyncio.to_thread(read))
         except pydantic.ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors())
             raise Rejected(400, f"Invalid input: {problems}") from error
