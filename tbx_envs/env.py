@@ -15,9 +15,7 @@ After an infrastructure error `reset` or `step` raises `EnvironmentFault` and th
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
-import json
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +24,8 @@ import gymnasium
 from gymnasium.envs.registration import registry
 
 from tbx_envs.chat.interpretation import bounded, interpret, schemas_of
-from tbx_envs.episode import TERMINATED, CheckReport, Episode, Fault, FinishReason
+from tbx_envs.doors import clean_text, shown, text_problem, words_of
+from tbx_envs.episode import TERMINATED, CheckReport, Episode, Fault, FinishReason, entered_report
 from tbx_envs.errors import (
     ActionError,
     CheckFault,
@@ -56,7 +55,8 @@ from tbx_envs.sources import source_of
 from tbx_envs.spaces import AnyText
 from tbx_envs.task import AnyTask
 from tbx_envs.time_limit import within
-from tbx_envs.tools.arguments import transport_problem
+from tbx_envs.tools.given_turn import action_problem, entered, next_call_number, numbered
+from tbx_envs.tools.session import Answer
 from tbx_envs.users import USER_TIMEOUT_S, User
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
@@ -123,6 +123,10 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             "unreadable_calls": 0,
             "lenient_calls": 0,
         }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as what it was made of, for other processes; an episode in progress stays here."""
+        return _made_again, (type(self), self.task.uid, self.render_mode, self._options), {"spec": self.spec}
 
     # --- the state of an episode, read only -----------------------------------------------------------------
 
@@ -207,8 +211,8 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         tools = self._runtime.tools
         if not self._source_knows_tools:
             self._tools, self._schemas = copy.deepcopy(tools), None
-        self._num_calls = sum(len(said.calls) for said in self._runtime.opening if isinstance(said, Turn))
-        self._say(*self._runtime.opening)
+        self._say(*entered(self._runtime.opening))
+        self._num_calls = next_call_number(self._messages)
         info = {
             "uid": self.task.uid,
             "messages": to_chat(self._messages),
@@ -216,7 +220,7 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             "finish_reason": None,
         }
         self._seconds += time.perf_counter() - began
-        return self._runtime.opening[-1].text, info
+        return self._messages[-1].text, info
 
     def step(self, action: str | Turn) -> Step:
         """Take one turn of the agent.
@@ -270,16 +274,15 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             else:
                 state = f"has ended ({self._finish_reason})" if self._finish_reason else "has not started"
             raise ActionError(f"step() of {self.task.uid}: the episode {state}; call reset() first.")
-        if isinstance(action, str):
+        if (problem := action_problem(action)) is not None:
+            raise ActionError(f"step() of {self.task.uid}: the action is {problem}.")
+        if isinstance(action, Turn):
+            turn = numbered(bounded(action, self._num_calls), self._num_calls)
+        else:
             if self._schemas is None:
                 self._schemas = schemas_of(self.tools)
-            turn = interpret(str(action), self._options.chat_format, first_call=self._num_calls, schemas=self._schemas)
-        elif isinstance(action, Turn):
-            turn = _with_ids(bounded(action, self._num_calls), self._num_calls)
-        else:
-            raise ActionError(
-                f"step() of {self.task.uid}: the action is a {type(action).__name__}; give text or a Turn."
-            )
+            text = clean_text(str(action))
+            turn = interpret(text, self._options.chat_format, first_call=self._num_calls, schemas=self._schemas)
         self._num_calls += len(turn.calls)
         self._usage["lenient_calls"] += turn.num_lenient
         return turn
@@ -335,11 +338,14 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             answer = self._runtime.call(call.name, call.arguments)
         except TbxError:
             raise
-        except Exception as error:  # the episode boundary: any other error of a session voids the episode
+        except (Exception, SystemExit) as error:  # the episode boundary: any other error of a session voids the episode
             raise ToolFault(_unexpected(self.task, f"the call of {call.name}", error)) from error
+        if (problem := _answer_problem(answer)) is not None:
+            raise ToolFault(f"task {self.task.uid}: {call.name} answered with {problem}. The episode is void.")
         if answer.status != "ok":
             self._usage[_COUNTED_AS[answer.status]] += 1
-        return ToolResult(call.id, call.name, answer.text, answer.status), answer.direct
+        direct = None if answer.direct is None else clean_text(answer.direct)
+        return ToolResult(call.id, call.name, clean_text(answer.text), answer.status), direct
 
     def _ask_user(self) -> FinishReason | None:
         assert self._runtime is not None
@@ -358,10 +364,13 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
             ) from error
         except (UserFault, ConfigError):  # a wrong key or address concerns the whole run, not one episode
             raise
-        except Exception as error:  # the episode boundary: any other error of a user voids the episode
+        except (Exception, SystemExit) as error:  # the episode boundary: any other error of a user voids the episode
             raise UserFault(_unexpected(self.task, "the simulated user", error)) from error
-        if not isinstance(text, str):
-            raise UserFault(f"task {self.task.uid}: the simulated user answered with {text!r}; it must be text.")
+        if (problem := text_problem(text)) is not None:
+            raise UserFault(f"task {self.task.uid}: the simulated user answered with {problem}. The episode is void.")
+        if not text.strip():
+            raise UserFault(f"task {self.task.uid}: the simulated user said nothing. The episode is void.")
+        text = clean_text(text)
         self._say(Text("user", text))
         return FinishReason.USER_DONE if may_end and text.rstrip().endswith(DONE_MARK) else None
 
@@ -373,15 +382,33 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         """Run the check and end the episode."""
         assert self._runtime is not None
         self._finish_reason = reason
+        self._conclude_user()
         try:
             self._evidence = self._runtime.evidence(self.transcript)
-            self._report = self._runtime.check(self.transcript, self._evidence)
+            returned = self._runtime.check(self.transcript, self._evidence)
         except (EnvironmentFault, ConfigError):
             raise
-        except Exception as error:  # the episode boundary: a check that crashes has no verdict
+        except (Exception, SystemExit) as error:  # the episode boundary: a check that crashes has no verdict
             raise CheckFault(_unexpected(self.task, "the check", error)) from error
+        try:
+            self._report = entered_report(returned)
+        except ValueError as error:
+            raise CheckFault(f"task {self.task.uid}: the check returned {error}. That is no verdict.") from None
         self._running = False
         self._close_runtime()
+
+    def _conclude_user(self) -> None:
+        """Let the user judge its own part, if it does that."""
+        assert self._runtime is not None
+        conclude = getattr(self._runtime.user, "conclude", None)
+        if conclude is None:
+            return
+        try:
+            conclude()
+        except (UserFault, ConfigError):
+            raise
+        except (Exception, SystemExit) as error:  # the episode boundary, as above
+            raise UserFault(_unexpected(self.task, "the simulated user", error)) from error
 
     # --- around an episode ----------------------------------------------------------------------------------
 
@@ -418,6 +445,10 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
         self._close_runtime()
 
 
+def _made_again(kind: type[ToolEnv], uid: str, render_mode: str | None, options: EpisodeOptions) -> ToolEnv:
+    return kind(uid, render_mode=render_mode, options=options)
+
+
 def make(id_or_uid: str, **options: Any) -> ToolEnv:
     """`gymnasium.make` for a uid or an id; the error for an unknown one names the nearest.
 
@@ -439,31 +470,16 @@ def make(id_or_uid: str, **options: Any) -> ToolEnv:
     return env
 
 
-def _with_ids(turn: Turn, first: int) -> Turn:
-    """A turn that was given parsed: its calls numbered anew, and those without a JSON form as `BadCall`."""
-    calls: list[ToolCall | BadCall] = []
-    for number, call in enumerate(turn.calls, start=first):
-        call_id = f"call_{number}"
-        if isinstance(call, BadCall):
-            calls.append(BadCall(call_id, call.raw, call.problem))
-        elif _is_json(call.arguments):
-            calls.append(ToolCall(call_id, call.name, call.arguments))
-        else:
-            problem = transport_problem(call.name, call.arguments) or f"{call.name} was not called."
-            calls.append(BadCall(call_id, f"{call.name}({call.arguments!r})", problem))
-    return dataclasses.replace(turn, calls=tuple(calls))
-
-
-def _is_json(arguments: Any) -> bool:
-    try:
-        return isinstance(arguments, Mapping) and bool(json.dumps(dict(arguments)))
-    except (TypeError, ValueError, RecursionError):
-        return False
+def _answer_problem(answer: Any) -> str | None:
+    """Why something is no answer to a call, as the rest of a sentence, or None."""
+    if not isinstance(answer, Answer) or answer.status not in ("ok", *_COUNTED_AS):
+        return f"{shown(answer)}, which is no Answer"
+    return text_problem(answer.text) or (None if answer.direct is None else text_problem(answer.direct))
 
 
 def _report_dict(report: CheckReport) -> dict[str, Any]:
     return {"passed": report.passed, "check": report.check, "differences": list(report.differences)}
 
 
-def _unexpected(task: AnyTask, what: str, error: Exception) -> str:
-    return f"task {task.uid}: {what} raised {type(error).__name__}: {error}. The episode is void; fix the cause."
+def _unexpected(task: AnyTask, what: str, error: BaseException) -> str:
+    return f"task {task.uid}: {what} raised {words_of(error)}. The episode is void; fix the cause."

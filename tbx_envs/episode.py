@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Mapping
 from typing import Any
 
+from tbx_envs.doors import clean_text, shown
 from tbx_envs.messages import Transcript
 
 
@@ -48,6 +50,51 @@ class CheckReport:
     @property
     def reward(self) -> float:
         return float(self.passed) if self.score is None else self.score
+
+
+def entered_report(report: Any) -> CheckReport:
+    """What a check returned, as a report that may be scored: the door by which verdicts and rewards enter.
+
+    Raises:
+        ValueError: it is no verdict; the message says what it is instead, as the rest of a sentence that starts with
+            "the check returned".
+    """
+    if not isinstance(report, CheckReport):
+        raise ValueError(f"{shown(report)}, which is no CheckReport")
+    if not isinstance(report.passed, bool):
+        raise ValueError(f"a report with passed={shown(report.passed)}, which is neither True nor False")
+    return CheckReport(
+        report.passed,
+        _text("check", report.check),
+        _lines("differences", report.differences),
+        None if report.score is None else entered_score(report.score),
+        _lines("notes", report.notes),
+    )
+
+
+def entered_score(score: Any) -> float:
+    """A score as a number from 0 to 1.
+
+    Raises:
+        ValueError: it is none: a boolean, not a number, NaN, out of range.
+    """
+    if not isinstance(score, int | float) or isinstance(score, bool):
+        raise ValueError(f"the score {shown(score)}, which is no number")
+    if not (math.isfinite(score) and 0 <= score <= 1):
+        raise ValueError(f"the score {shown(score)}, which is not from 0 to 1")
+    return float(score)
+
+
+def _lines(name: str, lines: Any) -> tuple[str, ...]:
+    if not isinstance(lines, tuple | list):
+        raise ValueError(f"a report with {name}={shown(lines)}, which is no tuple of texts")
+    return tuple(_text(name, line) for line in lines)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"a report with {shown(value)} in {name}, which is no text")
+    return clean_text(value)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -215,6 +215,7 @@ class TaskSource(Protocol):
 
 
 def user_usage(user: User | None) -> dict[str, int]:
-    """Token counts of a user that is a served model; empty for others."""
-    usage = getattr(user, "usage", None)
-    return usage_counts(usage, "user") if isinstance(usage, TokenUsage) else {}
+    """Token counts of a user that is a served model, and how often it said nothing, if it did; empty for others."""
+    usage, silences = getattr(user, "usage", None), getattr(user, "silences", 0)
+    tokens = usage_counts(usage, "user") if isinstance(usage, TokenUsage) else {}
+    return tokens | ({"user_silences": silences} if isinstance(silences, int) and silences > 0 else {})

@@ -197,6 +197,10 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
         self._truncated = np.zeros(self.num_envs, bool)
         self._ready = np.zeros(self.num_envs, bool)  # True where a step is possible
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as what it was made of, like `ToolEnv`."""
+        return _made_again, (type(self), tuple(self.envs)), {"spec": self.spec}
+
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[tuple[str, ...], dict[str, Any]]:
@@ -279,6 +283,12 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
     def close_extras(self, **kwargs: Any) -> None:
         for env in self.envs:
             env.close()
+
+
+def _made_again(kind: type[ToolVectorEnv], envs: tuple[ToolEnv, ...]) -> ToolVectorEnv:
+    made = kind(uids=[env.task.uid for env in envs], render_mode=envs[0].render_mode)
+    made.envs = list(envs)  # each has brought its options
+    return made
 
 
 def _seed_of_each(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:

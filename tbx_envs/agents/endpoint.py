@@ -13,7 +13,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from tbx_envs.agents import Attempt, Opening
@@ -30,6 +30,7 @@ from tbx_envs.errors import ContextExceeded, EndpointError, EndpointRefused, Pol
 from tbx_envs.messages import BadCall, Message, Text, ToolCall, ToolResult, Turn
 from tbx_envs.runtime import EpisodeOptions
 from tbx_envs.seeding import derive
+from tbx_envs.tools.given_turn import free_id, next_call_number
 
 _NUM_SEEDS = 2**31  # some servers accept no larger ones
 _NO_NAME = "unreadable"  # tool name of a call that could not be parsed
@@ -132,7 +133,8 @@ def endpoint_agent(
     chat = wire_messages(opening.messages)
     tools = {tool["function"]["name"] for tool in opening.tools}
     schemas = schemas_of(opening.tools)
-    num_calls = sum(len(said.calls) for said in opening.messages if isinstance(said, Turn))
+    num_calls = next_call_number(opening.messages)
+    sent = {call.id for said in opening.messages if isinstance(said, Turn) for call in said.calls}
     for number in itertools.count():
         seed = derive(attempt.seed, "policy", number) % _NUM_SEEDS
         began = time.perf_counter()
@@ -151,9 +153,10 @@ def endpoint_agent(
         use.usage += completion.usage
         turn = turn_of(completion, chat_format, first_call=num_calls, schemas=schemas)
         answers = yield turn
-        chat.append(wire_turn(turn, completion, tools))
-        sent_ids = zip((call.id for call in turn.calls), _wire_ids(turn, completion), strict=True)
-        chat += wire_messages(answers, dict(sent_ids))
+        ids = wire_ids(turn, completion, sent)
+        sent |= set(ids.values())
+        chat.append(wire_turn(turn, completion, tools, ids))
+        chat += wire_messages(answers, ids)
         num_calls += len(turn.calls)
 
 
@@ -235,7 +238,12 @@ def wire_messages(messages: Iterable[Message], sent_ids: Mapping[str, str] | Non
     return chat
 
 
-def wire_turn(turn: Turn, completion: Completion | None = None, tools: Iterable[str] = ()) -> dict[str, Any]:
+def wire_turn(
+    turn: Turn,
+    completion: Completion | None = None,
+    tools: Iterable[str] = (),
+    sent_ids: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """A turn as the message it was received as, so that the model reads what it wrote.
 
     A call that could not be parsed is sent back as a call too, with its text as the only argument: a server that had to
@@ -245,6 +253,7 @@ def wire_turn(turn: Turn, completion: Completion | None = None, tools: Iterable[
         turn: turn of the agent.
         completion: completion that the turn was read from; None for a turn of the task's history.
         tools: names that the server knows; others are spelt so that it accepts them.
+        sent_ids: id of a call in the episode -> the id that is sent for it (`wire_ids`), where they differ.
     """
     entry: dict[str, Any] = {"role": "assistant", "content": turn.text}
     if completion is not None and completion.reasoning_field:
@@ -258,19 +267,32 @@ def wire_turn(turn: Turn, completion: Completion | None = None, tools: Iterable[
         names = [call.name for call in structured] or [getattr(call, "name", _NO_NAME) for call in turn.calls]
         entry["tool_calls"] = [
             {
-                "id": call_id,
+                "id": (sent_ids or {}).get(call.id, call.id),
                 "type": "function",
                 "function": {"name": name if name in tools else _wire_name(name), "arguments": _wire_arguments(call)},
             }
-            for call, call_id, name in zip(turn.calls, _wire_ids(turn, completion), names, strict=True)
+            for call, name in zip(turn.calls, names, strict=True)
         ]
     return entry
 
 
-def _wire_ids(turn: Turn, completion: Completion | None) -> list[str]:
-    """The server's ids of the turn's calls where each has one of its own, otherwise those of the episode."""
-    given = [call.id for call in completion.tool_calls] if completion is not None else []
-    return given if all(given) and len(set(given)) == len(given) == len(turn.calls) else [c.id for c in turn.calls]
+def wire_ids(turn: Turn, completion: Completion, sent: Collection[str]) -> dict[str, str]:
+    """Id of each call of the turn in the episode -> the id to send for it, each once in the conversation.
+
+    They are the server's, where each call has one of its own that was not sent before; some servers number their calls
+    anew in each answer, and a strict one rejects the second `call_0`. Otherwise they are the episode's, with a number
+    behind one that the server has taken.
+    """
+    given = [call.id for call in completion.tool_calls]
+    ours = [call.id for call in turn.calls]
+    if all(given) and len(set(given)) == len(given) == len(ours) and not set(given) & set(sent):
+        return dict(zip(ours, given, strict=True))
+    taken = set(sent)
+    ids = {}
+    for call_id in ours:
+        ids[call_id] = free_id(call_id, taken)
+        taken.add(ids[call_id])
+    return ids
 
 
 def _wire_name(name: str) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tbx_envs.agents import Attempt, Opening
+from tbx_envs.agents.suited import no_script, refuse_unsuited
 from tbx_envs.agents.turns import play_turns
 from tbx_envs.domains import AgentTurns, load_domain
 from tbx_envs.episode import Episode
-from tbx_envs.errors import ConfigError
 from tbx_envs.runtime import EpisodeOptions
 from tbx_envs.seeding import rng
 from tbx_envs.task import Task
@@ -29,13 +29,26 @@ class ScriptedAgent:
         self._concurrency = concurrency
         self._options = options
 
+    @staticmethod
+    def refuse_unsuited(uids: Iterable[str]) -> None:
+        """Refuse tasks without a script.
+
+        Raises:
+            ConfigError: there are such tasks.
+        """
+        refuse_unsuited(uids, no_script, "policy scripted has scripts for our own domains, and none")
+
     def run(self, attempts: Iterable[Attempt]) -> Iterator[Episode]:
-        """One episode for each attempt, in order; the agent's errors are a function of the attempt's seed."""
+        """One episode for each attempt, in order; the agent's errors are a function of the attempt's seed.
+
+        Raises:
+            ConfigError: a task is a dataset's.
+        """
         return play_turns(attempts, self._agent, concurrency=self._concurrency, options=self._options)
 
     def _agent(self, attempt: Attempt, opening: Opening) -> AgentTurns:
+        self.refuse_unsuited([attempt.uid])
         task = opening.task
-        if not isinstance(task, Task):
-            raise ConfigError(f"task {task.uid}: only our own domains have a scripted agent; choose another policy.")
+        assert isinstance(task, Task)  # others are refused
         family = load_domain(task.domain).families[task.family]
         return family.scripted(task, rng(attempt.seed, "scripted"), self.error_rate)

@@ -10,13 +10,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tbx_envs.agents import Attempt, Opening
 from tbx_envs.domains import AgentTurns
+from tbx_envs.doors import shown, words_of
 from tbx_envs.episode import Episode
-from tbx_envs.errors import PolicyFault
+from tbx_envs.errors import ConfigError, PolicyFault
+from tbx_envs.messages import Turn
 from tbx_envs.runtime import EpisodeOptions
+from tbx_envs.tools.given_turn import action_problem
 from tbx_envs.vector import EpisodeSlots
 
 # (attempt, opening) -> agent of that attempt, whose episode has started with the opening.
@@ -101,11 +104,19 @@ def _play_one(slots: EpisodeSlots, attempt: Attempt, make_agent: AgentMaker, sto
         while not outcome.ended:
             if stop.is_set():
                 raise PolicyFault(f"task {attempt.uid}: stopped between two turns, since the run is being stopped.")
-            outcome = slots.advance({0: _guarded(next_turn, attempt)})[0]
+            outcome = slots.advance({0: _usable(_guarded(next_turn, attempt), attempt)})[0]
             next_turn = functools.partial(agent.send, outcome.messages)
     except PolicyFault as fault:
         return slots.abandon(0, attempt.index, fault)
     return slots.episode(0, attempt.index)
+
+
+def _usable(action: Any, attempt: Attempt) -> str | Turn:
+    """What an agent yielded; one that yields no turn has failed, which ends its own episode and no other."""
+    if (problem := action_problem(action)) is not None:
+        raise PolicyFault(f"task {attempt.uid}: what the agent yielded is {problem} ({shown(action)}). Fix the agent.")
+    assert isinstance(action, str | Turn)  # otherwise there is a problem
+    return action
 
 
 T = TypeVar("T")
@@ -118,9 +129,9 @@ def _guarded(step: Callable[[], T], attempt: Attempt) -> T:
         raise PolicyFault(
             f"task {attempt.uid}: the agent returned before the end of the episode. Let its last turn end with <DONE>."
         ) from None
-    except PolicyFault:
+    except (PolicyFault, ConfigError):  # the second: no attempt of this run can succeed
         raise
-    except Exception as error:  # the episode boundary: any error of an agent voids the episode
+    except (Exception, SystemExit) as error:  # the episode boundary: any error of an agent voids the episode
         raise PolicyFault(
-            f"task {attempt.uid}: the agent raised {type(error).__name__}: {error}. The episode is void; fix the agent."
+            f"task {attempt.uid}: the agent raised {words_of(error)}. The episode is void; fix the agent."
         ) from error

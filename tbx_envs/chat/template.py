@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -41,6 +40,7 @@ from tbx_envs.chat.control_text import ControlText
 from tbx_envs.chat.detection import PROBE_TOOLS, written_format
 from tbx_envs.chat.interpretation import interpret
 from tbx_envs.chat.reasoning import THINK_CLOSE, THINK_OPEN
+from tbx_envs.chat.sized_cache import SizedCache
 from tbx_envs.chat.template_check import WHAT_TO_DO, check_template
 from tbx_envs.chat.template_text import FIXED_NOW, TemplateText
 from tbx_envs.errors import ConfigError
@@ -49,6 +49,8 @@ from tbx_envs.messages import Message, Text, ToolCall, ToolResult, Turn, to_chat
 _USER = Text("user", "a")
 _MARK, _OTHER_MARK = "zqz", "xqx"  # words that can be found in the rendered text
 _TWO_CALLS = (ToolCall("call_0", "find", {}), ToolCall("call_1", "note", {}))
+
+_CACHE_BYTES = 64 * 2**20  # of rendered openings and continuations, whoever asked for them
 
 # Tokens with which models end a turn regardless of their template: the end of the text, and for Llama the end of a
 # message that a tool is expected to answer. Servers stop there too.
@@ -93,9 +95,8 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._control = ControlText(tokenizer) if splits_control_text else None
         self._text = TemplateText(tokenizer, options or {}, now)
-        self._continuation = functools.lru_cache(maxsize=4096)(self._encoded_continuation)
-        self._opening = functools.lru_cache(maxsize=256)(self._encoded_opening)
-        self._heads = functools.lru_cache(maxsize=1024)(self._render_heads)
+        self._tokens: SizedCache[tuple[int, ...]] = SizedCache(_CACHE_BYTES)
+        self._texts: SizedCache[tuple[str, str]] = SizedCache(_CACHE_BYTES)
         self._base, self._prompt = self._find_prompts()
         self.generation_prompt = self._prompt[len(self._base) :]
         self.opens_reasoning = self._prompt.rstrip().endswith(THINK_OPEN)
@@ -127,7 +128,9 @@ class ChatTemplate:
         """
         said = json.dumps(to_chat(self.adapted(self._marked(messages))))
         offered = tools if self._control is None or tools is None else self._control.json(tools)
-        return list(self._opening(said, json.dumps(list(offered)) if offered else "", now))
+        key = (said, json.dumps(list(offered)) if offered else "", now)
+        num_chars = len(key[0]) + len(key[1])
+        return list(self._tokens.get(key, lambda: self._encoded_opening(*key), lambda ids: _size(num_chars, ids)))
 
     def continuation(self, messages: Sequence[Message]) -> list[int]:
         """What follows the policy's end-of-turn token: its separator, `messages`, the next generation prompt.
@@ -136,7 +139,9 @@ class ChatTemplate:
             messages: results of the turn's calls, text in the assistant's name, the user's message; never a turn of
                 the policy.
         """
-        return list(self._continuation(tuple(messages)))
+        key = tuple(messages)
+        num_chars = sum(len(message.text) for message in key)
+        return list(self._tokens.get(key, lambda: self._encoded_continuation(key), lambda ids: _size(num_chars, ids)))
 
     def policy_turn(self, turn: Turn) -> list[int]:
         """The tokens of `turn` as the template renders it, end-of-turn token included: for demonstrations.
@@ -168,7 +173,7 @@ class ChatTemplate:
         calls = tuple((message.call_id, message.name) for message in messages if isinstance(message, ToolResult))
         if self._takes_one_call:
             calls = calls[:1]
-        heads = self._heads(calls)
+        heads = self._texts.get(calls, lambda: self._render_heads(calls), lambda made: 4 * sum(map(len, made)))
         whole = self.render([_USER, self._dummy_turn(calls), *messages], generation_prompt=True)
         head = next((head for head in heads if whole.startswith(head)), None)
         if head is None:
@@ -306,6 +311,11 @@ class ChatTemplate:
         except ConfigError:
             return True
         return False
+
+
+def _size(num_chars: int, ids: Sequence[int]) -> int:
+    """Bytes, about, of a cached text and its tokens: Python's integers are 28 bytes behind a pointer."""
+    return 4 * num_chars + 36 * len(ids)
 
 
 def _with_one_system(messages: list[Message]) -> list[Message]:

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tbx_envs.commands.command import BrokenCommand, Command, HydraCommand
+from tbx_envs.doors import words_of
 from tbx_envs.errors import ConfigError, TbxError, did_you_mean
 from tbx_envs.version import DISTRIBUTION, __version__
 
@@ -93,7 +94,7 @@ def _loaded(point: importlib.metadata.EntryPoint) -> Command | HydraCommand | Br
         command: Command | HydraCommand = point.load()
     except Exception as error:  # the boundary of another package: its fault must not take our commands away
         package = "a package" if point.dist is None else point.dist.name
-        return BrokenCommand(f"cannot be loaded from {package}: {type(error).__name__}: {error}")
+        return BrokenCommand(f"cannot be loaded from {package}: {words_of(error)}")
     return command
 
 

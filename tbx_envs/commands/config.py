@@ -91,6 +91,7 @@ class JudgeConfig(Record):
 class UserConfig(Record):
     kind: Literal["default", "endpoint"]
     can_end: bool
+    max_silent_share: Share
     endpoint: Endpoint | None
 
     _whole = pydantic.model_validator(mode="after")(_endpoint_when_served)

@@ -82,11 +82,13 @@ def episode_options(config: PlayConfig, endpoints: Endpoints) -> EpisodeOptions:
 
         options = dataclasses.replace(options, judge=EndpointJudge(endpoints.judge, judge.style))
     if endpoints.user is not None:
-        options = dataclasses.replace(options, user=_user_maker(endpoints.user, config.user.can_end))
+        options = dataclasses.replace(
+            options, user=_user_maker(endpoints.user, config.user.can_end, config.user.max_silent_share)
+        )
     return options
 
 
-def _user_maker(endpoint: ChatEndpoint, can_end: bool) -> UserMaker:
+def _user_maker(endpoint: ChatEndpoint, can_end: bool, max_silent_share: float) -> UserMaker:
     from tbx_envs.users.model import ModelUser, user_context_of
 
     def make(task: AnyTask, domain: Domain | None, seed: int) -> ModelUser:
@@ -99,7 +101,7 @@ def _user_maker(endpoint: ChatEndpoint, can_end: bool) -> UserMaker:
                 raise ConfigError(
                     f"task {task.uid}: it gives its user no context, so a served model cannot be its user."
                 )
-        return ModelUser(endpoint, context, can_end=can_end, seed=seed)
+        return ModelUser(endpoint, context, can_end=can_end, seed=seed, max_silent_share=max_silent_share)
 
     return make
 
@@ -113,7 +115,7 @@ def concurrency_for(environment: EnvironmentConfig, uids: Sequence[str], endpoin
 def environment_fingerprint(environment: EnvironmentConfig, judge: JudgeConfig, user: UserConfig) -> dict[str, Any]:
     """The settings that can change outcomes, for the fingerprint of an evaluation run; empty for the defaults.
 
-    Keys, prices, time limits and numbers of connections are not part of it.
+    Keys, prices, time limits, numbers of connections and what is void are not part of it.
     """
     outcome = set(OUTCOME_SETTINGS)
     made: dict[str, Any] = {}

@@ -181,7 +181,8 @@ def build_agent(config: AttemptsConfig, error_rate: float, uids: Sequence[str], 
     """The agent of the configuration: one of ours, a served model, or one that runs a model's weights.
 
     Raises:
-        ConfigError: no policy model with that name or folder, or no endpoint for `policy=endpoint`.
+        ConfigError: no policy model with that name or folder, no endpoint for `policy=endpoint`, or tasks that the
+            agent cannot attempt.
     """
     options = episode_options(config, endpoints)
     concurrency = concurrency_for(config.environment, uids, endpoints)
@@ -189,6 +190,7 @@ def build_agent(config: AttemptsConfig, error_rate: float, uids: Sequence[str], 
         case "oracle":
             from tbx_envs.agents.oracle import OracleAgent
 
+            OracleAgent.refuse_unsuited(uids)
             return OracleAgent(concurrency=concurrency, options=options)
         case "idle":
             from tbx_envs.agents.idle import IdleAgent
@@ -197,6 +199,7 @@ def build_agent(config: AttemptsConfig, error_rate: float, uids: Sequence[str], 
         case "scripted":
             from tbx_envs.agents.scripted import ScriptedAgent
 
+            ScriptedAgent.refuse_unsuited(uids)
             return ScriptedAgent(error_rate, concurrency=concurrency, options=options)
         case "endpoint":
             from tbx_envs.agents.endpoint import EndpointAgent

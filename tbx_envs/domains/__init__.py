@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import pickle
 import random
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -100,6 +101,15 @@ class Domain:
     consents: Mapping[str, str]
     families: Mapping[str, Family]
     lock: Mapping[str, str]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by its name: tables and tools are code, which another process imports or registers itself."""
+        if self.name not in (*NAMES, *_registered) or load_domain(self.name) is not self:
+            raise pickle.PicklingError(
+                f"domain '{self.name}' is pickled by its name, and no such domain is registered. Call "
+                f"tbx_envs.domains.register_domain first, here and where it is read."
+            )
+        return load_domain, (self.name,)
 
     def uids(self, split: str | None = None) -> tuple[str, ...]:
         """Uids of the frozen tasks, families in order, of one split or (None) of both; builds no task."""

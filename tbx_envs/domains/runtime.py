@@ -11,6 +11,7 @@ from tbx_envs.domains import Domain
 from tbx_envs.domains.in_process import InProcessSession
 from tbx_envs.domains.state_check import check_state
 from tbx_envs.domains.worlds import WorldTemplate, lend_world, return_world, template_for
+from tbx_envs.doors import words_of
 from tbx_envs.episode import CheckReport, Episode
 from tbx_envs.errors import CheckFault, UserFault
 from tbx_envs.messages import Message, Text, ToolCall, ToolResult, Transcript, Turn
@@ -113,11 +114,11 @@ class DomainRuntime:
         except UserFault:
             self.discard(UserFault.kind)
             raise
-        except Exception as error:  # the episode boundary: any error in making a user voids the episode
+        except (Exception, SystemExit) as error:  # the episode boundary: any error in making a user voids the episode
             self.discard(UserFault.kind)
             raise UserFault(
-                f"task {task.uid}: making the simulated user raised {type(error).__name__}: {error}. The episode is "
-                f"void; fix the cause."
+                f"task {task.uid}: making the simulated user raised {words_of(error)}. The episode is void; fix the "
+                f"cause."
             ) from error
 
     @property

@@ -1,6 +1,7 @@
 """Reads the answer of a model's server: a completion, or the reason why there is none.
 
-Reading never raises on what a server sent. The key is removed from everything that is returned.
+Reading never raises on what a server sent. Its texts are cleaned when its JSON is read, and the key is removed from
+everything that is returned.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tbx_envs.doors import read_json
 from tbx_envs.endpoints.costs import TokenUsage
 from tbx_envs.endpoints.transport import NoReply, Reply, Stopped
 from tbx_envs.errors import ContextExceeded, EndpointError, EndpointRefused
@@ -117,8 +119,8 @@ def read_answer(
 def _read(reply: Reply, key: str | None) -> Mapping[str, Any] | Problem:
     """The JSON object of an answer."""
     try:
-        found = json.loads(reply.content)
-    except (ValueError, RecursionError):
+        found = read_json(reply.content)
+    except ValueError:
         found = None
     if isinstance(found, dict):
         return found
@@ -228,11 +230,9 @@ def _text(content: Any) -> str:
 
 
 def _clean(text: str, key: str | None) -> str:
-    """The text as it may go into records: no half of a surrogate pair, no key."""
+    """The text as it may go into records: without the key."""
     if not isinstance(text, str):
         raise TypeError(f"{text!r} is not text")
-    if not text.isascii():
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return _without_key(text, key) if key and len(key) >= _MIN_KEY_LENGTH else text
 
 

@@ -23,6 +23,9 @@ import httpx
 
 T = TypeVar("T")
 
+# Of one answer, decompressed: the longest that a model writes is a few megabytes, escapes and all.
+MAX_ANSWER_BYTES = 32 * 2**20
+
 _CONNECT_S = 10.0  # connecting has a shorter limit than an answer, for which a model may think
 _POLL_S = 0.1  # how often a waiting caller checks whether it should stop
 _THREAD = "tbx-endpoint"
@@ -36,7 +39,7 @@ class Reply:
 
     Attributes:
         status: HTTP status.
-        content: body, not parsed.
+        content: body, not parsed; at most `MAX_ANSWER_BYTES`.
         content_type, retry_after, date: headers, None when missing.
     """
 
@@ -139,8 +142,11 @@ class Transport:
     async def _send(self, client: httpx.AsyncClient, body: bytes) -> Reply | NoReply:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         try:
-            async with asyncio.timeout(self._timeout_s):
-                answer = await client.post(self._url, content=body, headers=headers)
+            async with (
+                asyncio.timeout(self._timeout_s),
+                client.stream("POST", self._url, content=body, headers=headers) as answer,
+            ):
+                content = await _read(answer)
         except TimeoutError:
             return NoReply(
                 f"no complete answer within {self._timeout_s:g} s. Raise timeout_s, lower max_tokens, or lower "
@@ -153,9 +159,13 @@ class Transport:
             return NoReply(f"the connection was cut ({_said(error)}). See the server's own log.", True)
         except httpx.HTTPError as error:
             return NoReply(f"the answer is not valid HTTP ({_said(error)}). Check base_url.", False)
+        if content is None:
+            return NoReply(
+                f"the answer has more than {MAX_ANSWER_BYTES:,} bytes. Check base_url, and lower max_tokens.", False
+            )
         found = answer.headers
         return Reply(
-            answer.status_code, answer.content, found.get("content-type"), found.get("retry-after"), found.get("date")
+            answer.status_code, content, found.get("content-type"), found.get("retry-after"), found.get("date")
         )
 
     def close(self) -> None:
@@ -165,6 +175,16 @@ class Transport:
             worker, self._worker = self._worker, None
         if worker is not None:
             worker.close()
+
+
+async def _read(answer: httpx.Response) -> bytes | None:
+    """The body; None as soon as it is larger than what is read."""
+    body = bytearray()
+    async for part in answer.aiter_bytes():
+        body += part
+        if len(body) > MAX_ANSWER_BYTES:
+            return None
+    return bytes(body)
 
 
 def _said(error: Exception) -> str:

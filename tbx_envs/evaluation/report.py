@@ -144,6 +144,11 @@ def run_notes(summary: Mapping[str, Any], k: int) -> list[str]:
     if summary["voids"] or summary["retries"]:
         kinds = ", ".join(f"{kind} {number}" for kind, number in summary["void_kinds"].items()) or "none remained"
         notes.append(f"{summary['voids']} void attempts ({kinds}), {summary['retries']} repeated after a fault.")
+    if summary.get("user_silences"):
+        notes.append(
+            f"The simulated user's model said nothing in {summary['user_silences']} of {summary['user_answers']} "
+            f'answers; "I don\'t know." was said for it. Episodes with too many of these are void.'
+        )
     if summary["tasks_short"]:
         least, most = summary["attempts_per_task"]
         notes.append(

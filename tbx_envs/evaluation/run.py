@@ -250,7 +250,7 @@ def summarize(rows: Sequence[Row], attempts: int, seed: int = 0) -> dict[str, An
     Returns:
         `tbx_envs.evaluation.metrics.measures` with `unseen_families` (of the held-out families) and `families` (family
         -> measures), `void_kinds` (kind of fault -> number of void rows) and `retries` (attempts repeated after a
-        fault).
+        fault); where a served user has said nothing, `user_silences` and `user_answers`, in how many of its answers.
     """
     tallies = tallies_of(rows)
     heldout = [tally for tally in tallies if is_heldout_family(find_task(tally.uid))]
@@ -262,9 +262,17 @@ def summarize(rows: Sequence[Row], attempts: int, seed: int = 0) -> dict[str, An
         **measures(tallies, attempts, seed),
         "void_kinds": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
         "retries": sum(row["retry"] for row in rows),
+        **_silences(rows),
         "unseen_families": measures(heldout, attempts, seed),
         "families": {name: measures(family, attempts, seed) for name, family in families.items()},
     }
+
+
+def _silences(rows: Sequence[Row]) -> dict[str, Any]:
+    """`user_silences`, answers in which a served user said nothing, with `user_answers`; empty where there is none."""
+    silent = sum(row["usage"].get("user_silences", 0) for row in rows)
+    answers = sum(row["usage"].get("user_turns", 0) for row in rows)
+    return {"user_silences": silent, "user_answers": answers} if silent else {}
 
 
 def refuse_many_voids(rows: Sequence[Row]) -> None:

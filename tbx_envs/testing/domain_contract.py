@@ -39,6 +39,7 @@ from tbx_envs.domains.worlds import (
     rows_of,
     template_for,
 )
+from tbx_envs.doors import words_of
 from tbx_envs.env import ToolEnv
 from tbx_envs.episode import FinishReason
 from tbx_envs.errors import DomainError, EnvironmentFault, ToolFault
@@ -313,7 +314,7 @@ def _problems_of_scripted(env: ToolEnv, domain: Domain, task: Task) -> Iterator[
             yield f"task {task.uid}: the scripted agent returned before it said {DONE_MARK}."
             return
         except Exception as error:  # the episode boundary: any error of the agent is a problem of its domain
-            yield f"task {task.uid}: the scripted agent raised {type(error).__name__}: {error}."
+            yield f"task {task.uid}: the scripted agent raised {words_of(error)}."
             return
         num_before = len(env.transcript) + 1
         _, _, terminated, truncated, _ = env.step(turn)

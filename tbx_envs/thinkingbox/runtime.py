@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from tbx_envs.doors import shown, words_of
 from tbx_envs.endpoints.costs import usage_counts
 from tbx_envs.episode import CheckReport, Episode
 from tbx_envs.errors import CheckFault, ConfigError, DomainError, UserFault
@@ -231,7 +232,7 @@ def _filled_in(task: DatasetTask, init_result: Mapping[str, Any]) -> DatasetTask
     except (LookupError, ValueError, AttributeError) as error:
         raise DomainError(
             f"task {task.uid} ({task.path}, line {task.line}): its texts cannot be filled in with the answers of the "
-            f"servers' init ({type(error).__name__}: {error}), which are {dict(init_result)}. Fix the texts."
+            f"servers' init ({words_of(error)}), which are {shown(dict(init_result), 2000)}. Fix the texts."
         ) from error
 
 
@@ -248,10 +249,9 @@ def _user(task: DatasetTask, options: EpisodeOptions, seed: int) -> User | None:
         return options.user(task, None, seed)
     except UserFault:
         raise
-    except Exception as error:  # the episode boundary: any error in making a user voids the episode
+    except (Exception, SystemExit) as error:  # the episode boundary: any error in making a user voids the episode
         raise UserFault(
-            f"task {task.uid}: making the simulated user raised {type(error).__name__}: {error}. The episode is void; "
-            f"fix the cause."
+            f"task {task.uid}: making the simulated user raised {words_of(error)}. The episode is void; fix the cause."
         ) from error
 
 

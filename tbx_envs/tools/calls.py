@@ -8,11 +8,14 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from tbx_envs.doors import clean_text, message_of, shown, words_of
 from tbx_envs.errors import ToolFault
 from tbx_envs.tools.arguments import InvalidCall, checked_arguments, find_tool
 from tbx_envs.tools.clock import WorldClock
 from tbx_envs.tools.session import Answer
 from tbx_envs.tools.tool import Tool, ToolContext, ToolRejection
+
+_SHOWN = 2000  # characters of a call's arguments that a message repeats
 
 
 def answer_call(tools: Mapping[str, Tool], db: Connection, clock: WorldClock, name: Any, arguments: Any) -> Answer:
@@ -33,11 +36,11 @@ def answer_call(tools: Mapping[str, Tool], db: Connection, clock: WorldClock, na
         committed = True
         return Answer(text, "ok")
     except ToolRejection as rejection:
-        return Answer(str(rejection), "rejected")
+        return Answer(message_of(rejection), "rejected")
     except (Exception, SystemExit) as error:  # the episode boundary: anything else voids the episode
         raise ToolFault(
-            f"tool {name} called with {checked!r} raised {type(error).__name__}: {error}. The episode is "
-            f"void. Fix the tool; to say no, it raises ToolRejection."
+            f"tool {name} called with {shown(checked, _SHOWN)} raised {words_of(error)}. The episode is void. Fix the "
+            f"tool; to say no, it raises ToolRejection."
         ) from error
     finally:
         if not committed:
@@ -45,7 +48,7 @@ def answer_call(tools: Mapping[str, Tool], db: Connection, clock: WorldClock, na
 
 
 def _as_text(result: Any) -> str:
-    """The text for the model: text as it is, anything else as JSON in the order in which the tool wrote it."""
-    if isinstance(result, str):
-        return result
-    return json.dumps(result, ensure_ascii=False, allow_nan=False)
+    """The text for the model, cleaned (MCP would not carry half of a surrogate pair): text as it is, anything else as
+    JSON in the order in which the tool wrote it."""
+    text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, allow_nan=False)
+    return clean_text(text)

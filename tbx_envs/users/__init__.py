@@ -15,6 +15,9 @@ class User(Protocol):
     An answer has a time limit, after which the episode is void: `EpisodeOptions.user_timeout_s`, else the user's own
     attribute `timeout_s` if it has one (None: no limit), else `USER_TIMEOUT_S`. The user answers in a thread that is
     not the caller's.
+
+    A user may also have a method `conclude()`, which is called at the end of the episode, before the check, and raises
+    `UserFault` when what the user said cannot be the ground of a score.
     """
 
     def answer(self, transcript: Transcript) -> str:

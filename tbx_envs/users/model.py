@@ -20,6 +20,9 @@ from tbx_envs.seeding import derive
 from tbx_envs.task import Task
 
 UNKNOWN = "I don't know."  # said when the model says nothing
+# An episode in which the model said nothing more often is void. One silence in ten answers or more is a lapse that the
+# agent can ask about again; in a shorter conversation it may have decided the outcome.
+MAX_SILENT_SHARE = 0.1
 NOTHING = "(nothing)"
 
 CONVERSATION, KNOWLEDGE, MESSAGE = "conversation", "what_you_know", "message_to_answer"
@@ -90,17 +93,28 @@ class ModelUser:
         can_end: whether the user may end the conversation; otherwise only the agent does, and `<DONE>` is removed from
             the model's answers.
         seed: seed of the model's sampling; None sends no seed.
+        max_silent_share: share of the user's answers, from 0 to 1, in which the model may have said nothing.
 
     Attributes:
         can_end: whether the user may end the conversation.
+        silences: number of answers in which the model said nothing, so that "I don't know." was said for it.
     """
 
     timeout_s = None  # the endpoint limits its requests and retries
 
     def __init__(
-        self, endpoint: ChatEndpoint, user_context: str | None, can_end: bool = False, *, seed: int | None = None
+        self,
+        endpoint: ChatEndpoint,
+        user_context: str | None,
+        can_end: bool = False,
+        *,
+        seed: int | None = None,
+        max_silent_share: float = MAX_SILENT_SHARE,
     ) -> None:
         self.can_end = can_end
+        self.silences = 0
+        self._num_answers = 0
+        self._max_silent_share = max_silent_share
         self._endpoint = endpoint
         self._context = user_context
         self._seed = seed
@@ -133,7 +147,23 @@ class ModelUser:
                 f"the simulated user: its answer was cut off by a token limit after {len(completion.text)} characters. "
                 f"Raise max_tokens of the user's endpoint."
             )
-        return _said(completion, self.can_end)
+        said = _said(completion, self.can_end)
+        self._num_answers += 1
+        self.silences += not said
+        return said or UNKNOWN
+
+    def conclude(self) -> None:
+        """Judge the user's own part, at the end of the episode.
+
+        Raises:
+            UserFault: the model said nothing in too many of its answers, so the episode says little about the agent.
+        """
+        if self.silences > self._max_silent_share * self._num_answers:
+            raise UserFault(
+                f"the simulated user: its model said nothing in {self.silences} of {self._num_answers} answers (at "
+                f"most {self._max_silent_share:.0%} may be silent). Does it only reason, or is its max_tokens too "
+                f"small? Change the user's endpoint, or user.max_silent_share."
+            )
 
 
 def user_prompt(transcript: Transcript, user_context: str | None, *, can_end: bool) -> list[dict[str, str]]:
@@ -173,7 +203,8 @@ def _spoken(transcript: Transcript) -> Iterator[tuple[str, str]]:
 
 
 def _said(completion: Completion, can_end: bool) -> str:
-    """The completion as a user's message, without reasoning, a leading role and enclosing quotation marks."""
+    """The completion as a user's message, without reasoning, a leading role and enclosing quotation marks; "" when the
+    model said nothing."""
     _, text = split_reasoning(completion.text, r"(?!)", lambda raw, start: None)
     text = text.strip()
     if not can_end:
@@ -182,7 +213,7 @@ def _said(completion: Completion, can_end: bool) -> str:
         text = text[label.end() :]
     if len(text) > 1 and text[0] + text[-1] in _QUOTES:
         text = text[1:-1].strip()
-    return text or UNKNOWN
+    return text
 
 
 def user_context_of(task: Task) -> str:

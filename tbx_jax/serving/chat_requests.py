@@ -7,12 +7,15 @@ message lists all problems of a request.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tbx_envs.doors import MAX_JSON_DEPTH, read_json, shown
 from tbx_envs.messages import BadCall, Message, Text, ToolCall, ToolResult, Turn
+from tbx_envs.tools.given_turn import next_call_number
 
 # Fields without effect on the answer.
 _IGNORED = frozenset(
@@ -36,6 +39,7 @@ _READ = frozenset(
 _WORDS = {"stream": "; answers are not streamed here", "n": "; ask once for each answer that you want"}
 _MOST_STOPS = 16
 _HOTTEST = 100.0
+_NAMED = 20  # problems of a request that its answer lists, and calls that a problem lists
 
 
 class RequestError(Exception):
@@ -86,8 +90,9 @@ class ChatRequest:
     logprobs: bool
 
     @property
-    def num_calls(self) -> int:
-        return sum(len(said.calls) for said in self.messages if isinstance(said, Turn))
+    def first_call(self) -> int:
+        """Number in the id of the answer's first call: none of the conversation has it."""
+        return next_call_number(self.messages)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,22 +110,22 @@ class Served:
 
 
 def read_request(content: bytes, served: Served) -> ChatRequest:
-    """Parses the JSON body of a request.
+    """Parses the JSON body of a request: the door by which conversations of clients enter, with clean texts.
 
     Raises:
         RequestError: the body is invalid, or requests something that is not served.
     """
     try:
-        body = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the body is not JSON: {error}") from error
+        body = read_json(content, max_depth=MAX_JSON_DEPTH)
+    except ValueError as error:
+        raise RequestError(f"the body is not JSON that is served: {error}") from error
     if not isinstance(body, dict):
         raise RequestError(f"the body is {_kind(body)}; wanted a JSON object with model and messages")
     body = {name: value for name, value in body.items() if value is not None}
     model = body.get("model")
     if model != served.model:
         raise RequestError(
-            f"the model {model!r} is not served here; there is {served.model!r}",
+            f"the model {shown(model)} is not served here; there is {served.model!r}",
             status=404 if "model" in body else 400,
             param="model",
             code="model_not_found" if "model" in body else None,
@@ -131,7 +136,9 @@ def read_request(content: bytes, served: Served) -> ChatRequest:
     tools = tuple(_tools(body.get("tools", []), problems))
     if problems:
         fields = {field for field, _ in problems}
-        raise RequestError("; ".join(words for _, words in problems), param=fields.pop() if len(fields) == 1 else None)
+        words = [words for _, words in problems[:_NAMED]]
+        words += [f"{len(problems) - _NAMED} more problems"] if len(problems) > _NAMED else []
+        raise RequestError("; ".join(words), param=fields.pop() if len(fields) == 1 else None)
     stop, temperature = body.get("stop", ()), body.get("temperature")
     return ChatRequest(
         messages=tuple(messages),
@@ -150,22 +157,22 @@ def _problems(body: Mapping[str, Any], served: Served) -> Iterator[tuple[str, st
     for name, value in body.items():
         if name in only:
             if value not in only[name]:
-                yield name, f"{name} {value!r}: only {only[name][0]!r} is served{_WORDS.get(name, '')}"
+                yield name, f"{name} {shown(value)}: only {only[name][0]!r} is served{_WORDS.get(name, '')}"
         elif name not in _READ and name not in _IGNORED:
-            yield name, f"{name}: no such field is served; leave it out"
+            yield name, f"{shown(name)[1:-1]}: no such field is served; leave it out"
     for name in ("max_tokens", "max_completion_tokens"):
         if name in body and not (_is_int(body[name]) and body[name] > 0):
-            yield name, f"{name} {body[name]!r}: wanted a positive integer"
+            yield name, f"{name} {shown(body[name])}: wanted a positive integer"
     if "temperature" in body and not (_is_number(body["temperature"]) and 0 <= body["temperature"] <= _HOTTEST):
-        yield "temperature", f"temperature {body['temperature']!r}: wanted a number from 0 to {_HOTTEST:g}"
+        yield "temperature", f"temperature {shown(body['temperature'])}: wanted a number from 0 to {_HOTTEST:g}"
     if "seed" in body and not (_is_int(body["seed"]) and abs(body["seed"]) < 2**63):
-        yield "seed", f"seed {body['seed']!r}: wanted an integer of 64 bits"
+        yield "seed", f"seed {shown(body['seed'])}: wanted an integer of 64 bits"
     if not isinstance(body.get("logprobs", False), bool):
-        yield "logprobs", f"logprobs {body['logprobs']!r}: wanted true or false"
+        yield "logprobs", f"logprobs {shown(body['logprobs'])}: wanted true or false"
     stop = body.get("stop", [])
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or not all(isinstance(one, str) and one for one in stops):
-        yield "stop", f"stop {stop!r}: wanted a text or a list of texts, none of them empty"
+        yield "stop", f"stop {shown(stop)}: wanted a text or a list of texts, none of them empty"
     elif len(stops) > _MOST_STOPS:
         yield "stop", f"stop has {len(stops)} texts; {_MOST_STOPS} are served"
 
@@ -185,7 +192,7 @@ def _tools(tools: Any, problems: list[tuple[str, str]]) -> Iterator[Mapping[str,
         elif not isinstance(function.get("parameters", {}), dict):
             problems.append(("tools", f"tools[{place}].function.parameters: wanted a JSON schema"))
         elif name in names:
-            problems.append(("tools", f"tools[{place}]: there is a tool {name!r} already"))
+            problems.append(("tools", f"tools[{place}]: there is a tool {shown(name)} already"))
         else:
             names.add(name)
             yield {"type": "function", "function": function}
@@ -234,7 +241,7 @@ class _Conversation:
                 return self._result(message)
             case "function":
                 return self._result({**message, "tool_call_id": self._unanswered(message.get("name"))})
-        self._wrong(f"role {message.get('role')!r}; wanted system, user, assistant or tool")
+        self._wrong(f"role {shown(message.get('role'))}; wanted system, user, assistant or tool")
         return None
 
     def _text(self, content: Any, *, may_lack: bool = False) -> str:
@@ -278,10 +285,10 @@ class _Conversation:
             self._wrong('a call wants {"id": ..., "function": {"name": ..., "arguments": "JSON text"}}')
             return None
         if call_id in self._call_names:
-            self._wrong(f"there is a call {call_id!r} already")
+            self._wrong(f"there is a call {shown(call_id)} already")
         try:
-            value = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
-        except (ValueError, RecursionError):
+            value = read_json(arguments or "{}", max_depth=MAX_JSON_DEPTH) if isinstance(arguments, str) else arguments
+        except ValueError:
             value = None
         self._call_names[call_id] = name if isinstance(value, dict) else ""
         if isinstance(value, dict):
@@ -295,8 +302,8 @@ class _Conversation:
     def _result(self, message: Mapping[str, Any]) -> ToolResult | None:
         call_id = message.get("tool_call_id")
         if not isinstance(call_id, str) or call_id not in self._call_names:
-            known = ", ".join(map(repr, self._call_names)) or "none"
-            self._wrong(f"tool_call_id {call_id!r} answers no call before it (unanswered: {known})")
+            known = ", ".join(map(shown, itertools.islice(self._call_names, _NAMED))) or "none"
+            self._wrong(f"tool_call_id {shown(call_id)} answers no call before it (unanswered: {known})")
             return None
         return ToolResult(call_id, self._call_names.pop(call_id), self._text(message.get("content")))
 

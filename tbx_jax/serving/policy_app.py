@@ -18,9 +18,9 @@ import importlib.resources
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -36,6 +36,7 @@ from tbx_envs.chat.interpretation import interpret, schemas_of
 from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.errors import ConfigError, PolicyFault
 from tbx_envs.web.access import LocalRequests, same_token
+from tbx_envs.web.bodies import BodyTooLarge, read_body
 from tbx_jax.config import SamplingConfig, validated
 from tbx_jax.policies.hub_policy import is_hub_name
 from tbx_jax.policies.tokenizers import token_bytes
@@ -56,6 +57,18 @@ from tbx_jax.serving.conversations import Answer, Conversations, Question
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# What a conversation of so many tokens can take as JSON. Tokens of text are four bytes long on the average; those of
+# indentation and of rules ("=====") up to a few dozen; and JSON may write a byte of text as six (`\u00e9`).
+BYTES_PER_TOKEN = 64
+_BODY_BYTES = 2**16  # the request around the conversation
+
+T = TypeVar("T")
+
+
+def max_body_bytes(max_episode_tokens: int) -> int:
+    """How large the body of a request may be, by the tokens of a conversation."""
+    return _BODY_BYTES + BYTES_PER_TOKEN * max_episode_tokens
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PolicyService:
@@ -68,6 +81,7 @@ class PolicyService:
         sampling: limits.
         conversations: conversations in progress.
         memory: memory plan of the sampler.
+        texts: the thread in which texts are rendered, tokenised and read.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -76,6 +90,7 @@ class PolicyService:
     sampling: SamplingConfig
     conversations: Conversations
     memory: MemoryPlan
+    texts: Executor = dataclasses.field(default_factory=lambda: ThreadPoolExecutor(1, "tbx-texts"))
 
 
 @contextlib.contextmanager
@@ -111,7 +126,11 @@ def opened_service(
     own_name = policy if is_hub_name(policy) else Path(policy).resolve().name
     served = Served(name or own_name, sampling.top_k, sampling.top_p)
     with Conversations(sampler, params, most=sampling.episodes_in_flight) as conversations:
-        yield PolicyService(tokenizer, chat, served, sampling, conversations, sampler.memory)
+        service = PolicyService(tokenizer, chat, served, sampling, conversations, sampler.memory)
+        try:
+            yield service
+        finally:
+            service.texts.shutdown(cancel_futures=True)
 
 
 def serving_settings(settings: Sequence[str]) -> SamplingConfig:
@@ -210,16 +229,33 @@ class _Completions:
         self._numbers = itertools.count()
 
     async def answer(self, request: Request) -> JSONResponse:
-        asked = read_request(await request.body(), self._service.served)
+        content = await self._body(request)
         number = next(self._numbers)
-        tokens = self._prompt(asked)
+        asked, tokens = await self._apart(lambda: self._prompt(content))
         try:
             answer = await _unless_gone(request, self._service.conversations.ask(self._question(asked, tokens, number)))
         except PolicyFault as fault:
             raise RequestError(str(fault), status=503, kind="server_error") from fault
-        return JSONResponse(self._read(asked, answer, len(tokens), number))
+        return JSONResponse(await self._apart(lambda: self._read(asked, answer, len(tokens), number)))
 
-    def _prompt(self, asked: ChatRequest) -> list[int]:
+    async def _body(self, request: Request) -> bytes:
+        try:
+            return await read_body(request, max_body_bytes(self._service.sampling.max_episode_tokens))
+        except BodyTooLarge as error:
+            raise RequestError(
+                f"{error}, more than {self._service.sampling.max_episode_tokens} tokens of context can hold. Make the "
+                f"conversation shorter.",
+                status=413,
+                code="context_length_exceeded",
+            ) from error
+
+    async def _apart(self, work: Callable[[], T]) -> T:
+        """The result of work on texts, which must not keep other clients, /health and signals waiting. One thread does
+        all of it, so that the tokenizer is used by one request at a time."""
+        return await asyncio.get_running_loop().run_in_executor(self._service.texts, work)
+
+    def _prompt(self, content: bytes) -> tuple[ChatRequest, list[int]]:
+        asked = read_request(content, self._service.served)
         try:
             tokens = self._service.chat.opening(asked.messages, asked.tools)
         except ConfigError as error:
@@ -232,7 +268,7 @@ class _Completions:
                 param="messages",
                 code="context_length_exceeded",
             )
-        return tokens
+        return asked, tokens
 
     def _question(self, asked: ChatRequest, tokens: Sequence[int], number: int) -> Question:
         """The same seed and conversation give the same answer. A request without a seed gets its own randomness."""
@@ -252,7 +288,7 @@ class _Completions:
         read = interpret(
             text if stopped_text is None else stopped_text,
             chat.chat_format,
-            first_call=asked.num_calls,
+            first_call=asked.first_call,
             truncated=not turn.stopped and stopped_text is None,
             schemas=schemas_of(asked.tools),
         )

@@ -96,7 +96,7 @@ def train_config(policy, output_dir, **changes):
             "sampling": SAMPLING,
             "mesh": ONE_DEVICE,
             "judge": {"kind": "none", "style": "plain", "endpoint": None},
-            "user": {"kind": "default", "can_end": True, "endpoint": None},
+            "user": {"kind": "default", "can_end": True, "max_silent_share": 0.1, "endpoint": None},
             "environment": ENVIRONMENT,
             "seed": 0,
             "steps": 6,

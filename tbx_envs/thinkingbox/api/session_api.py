@@ -52,14 +52,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from tbx_envs.doors import MAX_JSON_DEPTH, read_json, words_of
 from tbx_envs.thinkingbox.api.live_sessions import Full, LiveSessions, SessionError, SessionOptions
 from tbx_envs.version import __version__
 from tbx_envs.web.access import Access, Gate, LocalRequests, denied
+from tbx_envs.web.bodies import BodyTooLarge, read_body
 
 SESSION_HEADER = "X-TB-Session-Id"
 RESERVED = "__reserved__"
 SERVER_TOOL = "__reserved__server_tool"
 MAX_BODY_BYTES = 64 * 2**20
+_SMALL_BODY_BYTES = 2**18
 
 _log = logging.getLogger(__name__)
 
@@ -206,23 +209,24 @@ class _Api:
                 return _reply("the client went away before its request was read", 400)
             except Exception as error:
                 _log.exception("%s broke", request.url.path)
-                return _reply(f"tbx serve broke on this request ({type(error).__name__}: {error})", 400)
+                return _reply(f"tbx serve broke on this request ({words_of(error)})", 400)
 
         return handle
 
     async def _asked(self, request: Request, record: type[A]) -> A:
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > self.max_body_bytes:
-                raise Rejected(413, f"Invalid input: the body is larger than {self.max_body_bytes} bytes")
         try:
-            return record.model_validate(json.loads(body))
+            body = await read_body(request, self.max_body_bytes)
+        except BodyTooLarge as error:
+            raise Rejected(413, f"Invalid input: {error}") from error
+        try:
+            read = functools.partial(read_json, body, max_depth=MAX_JSON_DEPTH, clean=record is not _Call)
+            # Parsing a large body must not keep the other sessions waiting; a thread for a small one would cost more.
+            return record.model_validate(read() if len(body) <= _SMALL_BODY_BYTES else await asyncio.to_thread(read))
         except pydantic.ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors())
             raise Rejected(400, f"Invalid input: {problems}") from error
-        except (ValueError, RecursionError) as error:
-            raise Rejected(400, f"Invalid input: no JSON ({error})") from error
+        except ValueError as error:
+            raise Rejected(400, f"Invalid input: no JSON that is served ({error})") from error
 
     async def _create(self, asked: _Create, privileged: bool) -> dict[str, Any]:
         options = SessionOptions(

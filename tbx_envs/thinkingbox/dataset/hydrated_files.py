@@ -6,10 +6,10 @@ the folder that it was written from.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tbx_envs.doors import read_json
 from tbx_envs.thinkingbox.dataset.names import split_name
 from tbx_envs.thinkingbox.dataset.problems import DatasetProblems, Problem, ProblemCollector, problem
 from tbx_envs.thinkingbox.dataset.yaml_files import YamlText, read_text
@@ -57,7 +57,7 @@ class HydratedFile:
 
         number, line = self._lines[uid]
         source = YamlText(self._path, "", number)  # the JSON is on one line, which is the line of every problem
-        test = validated(HydratedTest, json.loads(line), source)
+        test = validated(HydratedTest, read_json(line), source)
         notes = test.metadata
         try:
             return assemble(
@@ -85,7 +85,7 @@ class HydratedFile:
 
     def _add(self, number: int, line: str) -> None:
         try:
-            case = json.loads(line)
+            case = read_json(line)
         except ValueError as error:
             raise problem(self._path, number, f"this is not JSON: {error}") from error
         uid = case.get("uid") if isinstance(case, dict) else None

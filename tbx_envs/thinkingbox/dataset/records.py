@@ -127,8 +127,11 @@ class DatasetTask:
 
     @property
     def idle_passes(self) -> str | None:
-        """None: a dataset does not say for which of its tasks doing nothing is right."""
-        return None
+        """A reason where the task says that no call is right: its `golden_test_case` lists none. None where it has
+        calls, and where it has no golden case at all."""
+        goldens = (config.get("golden_test_case") for config in self.init.values())
+        states_calls = any(isinstance(golden, Mapping) and "tool_interactions" in golden for golden in goldens)
+        return "its golden_test_case makes no call" if states_calls and not self.expected_calls else None
 
     @property
     def version(self) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tbx_envs.doors import clean_text
 from tbx_envs.thinkingbox.dataset.file_cache import cached_json
 from tbx_envs.thinkingbox.dataset.problems import problem
 
@@ -113,8 +114,10 @@ def _json_value(value: Any, source: YamlText, keys: tuple[str | int, ...], above
     if len(keys) > _DEEPEST:
         raise problem(source.path, source.first_line, _TOO_DEEP)
     match value:
-        case None | bool() | int() | str():
+        case None | bool() | int():
             return value
+        case str():
+            return clean_text(value)
         case float():
             if math.isfinite(value):
                 return value
@@ -139,7 +142,7 @@ def _key(key: Any) -> str:
     """A key in its JSON form."""
     match key:
         case str():
-            return key
+            return clean_text(key)
         case None | bool():
             return {None: "null", True: "true", False: "false"}[key]
         case datetime.date():

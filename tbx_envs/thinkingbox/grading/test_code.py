@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tbx_envs.episode import CheckReport
+from tbx_envs.doors import clean_json, message_of, shown, text_problem, words_of
+from tbx_envs.episode import CheckReport, entered_score
 from tbx_envs.errors import CheckFault, ConfigError, TbxError
 from tbx_envs.handed_down import missing_hint
 from tbx_envs.thinkingbox.grading.judge import Judge, Opinion
-from tbx_envs.thinkingbox.grading.worker.check_server.frames import FrameReader, frame
+from tbx_envs.thinkingbox.grading.worker.check_server.frames import ANYONE, FrameReader, frame
 from tbx_envs.thinkingbox.grading.worker_process import WorkerProcess
 from tbx_envs.tools.session import ServerSession
 
@@ -118,6 +119,7 @@ class _Grading:
         self._send_lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._sock: socket.socket | None = None
+        self._child = ANYONE  # its process id, once it has begun
 
     def __enter__(self) -> _Grading:
         return self
@@ -143,11 +145,12 @@ class _Grading:
         ending: Mapping[str, Any] = {}
         for _ in range(2):
             self._sock = connect()
-            reader = FrameReader(self._sock)
+            reader = FrameReader(self._sock, tells_senders=True)
             with contextlib.suppress(OSError, EOFError):
                 self._sock.sendall(request)
                 ending = reader.read(_BEGIN_TIMEOUT_S) or {"ended": f"silent for {_BEGIN_TIMEOUT_S:g} s"}
                 if "begun" in ending:
+                    self._child = reader.sender
                     return reader
             self._hang_up()
         how = ending.get("ended", "the worker has ended")
@@ -166,7 +169,9 @@ class _Grading:
         while True:
             message = self._next(reader)
             match message:
-                case {"ask": number, "whom": whom, "method": method, "arguments": arguments}:
+                case {"ask": _} | {"result": _} if reader.sender != self._child:
+                    continue  # a process that the test has started has no say
+                case {"ask": number, "whom": whom, "method": str(method), "arguments": list(arguments)}:
                     self._answer_in_thread(number, whom, method, arguments)
                 case {"result": dict(said)}:
                     result = said
@@ -186,8 +191,10 @@ class _Grading:
                 raise self._void(f"took longer than {self._timeout_s:g} s")
             try:
                 message = reader.read(_LOOK_AGAIN_S if self._clock.is_stopped else left_s)
-            except (EOFError, ValueError):
+            except EOFError:
                 return {"ended": "the check worker has ended"}
+            except (ValueError, RecursionError):
+                return {"ended": "what came over its socket is no message"}
             if message is not None:
                 return message
 
@@ -213,6 +220,10 @@ class _Grading:
                 sock.sendall(reply)
 
     def _report(self, result: Mapping[str, Any]) -> CheckReport:
+        try:
+            result = entered_result(result)
+        except ValueError as problem:
+            raise self._void(f"ended with what is no result of a grade: {problem}") from None
         notes = _notes(result, self._answers.notes)
         match result["verdict"]:
             case "passed":
@@ -226,6 +237,32 @@ class _Grading:
         hint = "That is no verdict: fix the test, its fixtures or the effects that it reads."
         lines = [f"task {self._uid}: its test {what}. {hint}", details.strip()]
         return CheckFault("\n".join(filter(None, lines)) + missing_hint(f"{what}\n{details}"))
+
+
+# What each verdict comes with, and of which type. The child runs test code, so what it sends is not believed unread.
+_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "passed": {"reward": (int, float, type(None))},
+    "failed": {"error": str, "message": str, "line": (int, type(None)), "content": str, "traceback": str},
+    "error": {"error": str, "message": str, "line": (int, type(None)), "content": str, "traceback": str},
+}
+
+
+def entered_result(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The result of a grade with clean texts, each field of its type, the reward from 0 to 1.
+
+    Raises:
+        ValueError: it is none; the message says what is wrong with it.
+    """
+    verdict = result.get("verdict")
+    if not isinstance(verdict, str) or verdict not in _FIELDS:
+        raise ValueError(f"the verdict {shown(verdict)}; wanted {', '.join(_FIELDS)}")
+    for name, wanted in {**_FIELDS[verdict], "prints": str, "metadata": dict}.items():
+        if name not in result or not isinstance(result[name], wanted) or isinstance(result[name], bool):
+            raise ValueError(f"{name} is {shown(result.get(name))}")
+    if verdict == "passed" and result["reward"] is not None:
+        entered_score(result["reward"])
+    cleaned: Mapping[str, Any] = clean_json(dict(result))
+    return cleaned
 
 
 def _differences(result: Mapping[str, Any]) -> tuple[str, ...]:
@@ -300,12 +337,12 @@ class _Answers:
         except Exception as error:  # the process boundary: any error of judge or server voids the grade
             fault = error if isinstance(error, CheckFault | ConfigError) else self._fault(whom, error)
             self.fault = self.fault or fault
-            return frame({"to": number, "error": str(error)})
+            return frame({"to": number, "error": message_of(error)})
 
     def _fault(self, whom: str, error: Exception) -> CheckFault:
         what = "the judge did not answer" if whom == "judge" else "a server did not answer its test"
-        kind = "" if isinstance(error, TbxError) else f"{type(error).__name__}: "
-        fault = CheckFault(f"task {self._uid}: {what}: {kind}{error}")
+        said = message_of(error) if isinstance(error, TbxError) else words_of(error)
+        fault = CheckFault(f"task {self._uid}: {what}: {said}")
         fault.__cause__ = error
         return fault
 
@@ -320,9 +357,11 @@ class _Answers:
         answer = getattr(self._judge, method)(*arguments)
         opinion = answer if isinstance(answer, Opinion) else Opinion(answer)
         if not isinstance(opinion.answer, bool):
-            raise CheckFault(f"task {self._uid}: the judge's {method} answered {answer!r}, neither yes nor no.")
+            raise CheckFault(f"task {self._uid}: the judge's {method} answered {shown(answer)}, neither yes nor no.")
+        if (problem := text_problem(opinion.motivation)) is not None:
+            raise CheckFault(f"task {self._uid}: the judge's {method} gives as its motivation {problem}.")
         why = f" ({opinion.motivation})" if opinion.motivation else ""
-        asked = " ".join(str(arguments[-1]).split())
+        asked = " ".join(str(arguments[-1] if arguments else "").split())
         self.notes.append(_shortened(f"judge, {'yes' if opinion.answer else 'no'}{why}: {asked}"))
         if isinstance(answer, Opinion):
             return {"answer": opinion.answer, "motivation": opinion.motivation}

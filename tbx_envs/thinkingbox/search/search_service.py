@@ -33,9 +33,11 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from tbx_envs.doors import MAX_JSON_DEPTH, read_json
 from tbx_envs.errors import ConfigError
 from tbx_envs.thinkingbox.search.search_collections import Collections, RequestError
 from tbx_envs.web import addresses
+from tbx_envs.web.bodies import BodyTooLarge, refuse_length
 from tbx_envs.web.local_requests import why_foreign
 
 HOST, PORT = "127.0.0.1", 8108
@@ -303,15 +305,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             raise RequestError(411, "a body needs a Content-Length.")
         length = self.headers.get("Content-Length", "0")
-        if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
+        try:
+            refuse_length(length, MAX_BODY_BYTES)
+        except BodyTooLarge as error:
             self.close_connection = True
-            raise RequestError(413, f"a body of {length} bytes; at most {MAX_BODY_BYTES} are read.")
+            raise RequestError(413, f"{error}.") from error
         data = self.rfile.read(int(length))
         if not data:
             return None
         try:
-            return json.loads(data)
-        except (ValueError, RecursionError) as error:
+            return read_json(data, max_depth=MAX_JSON_DEPTH)
+        except ValueError as error:
             raise RequestError(400, f"the body is no JSON: {error}") from error
 
     def _send(self, status: int, answer: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from tbx_envs.handed_down import missing_hint
 from tbx_envs.thinkingbox.servers.foreign_tools import Listing, listing_of
 from tbx_envs.thinkingbox.servers.launcher import ClockSetting, Launcher, ServerProcess
 from tbx_envs.thinkingbox.servers.servers_file import RemoteServer
-from tbx_envs.thinkingbox.servers.wire import Wire
+from tbx_envs.thinkingbox.servers.wire import Completing, Wire
 from tbx_envs.version import __version__
 
 _CLIENT = types.Implementation(name="tbx", version=__version__)
@@ -182,7 +182,7 @@ class ServerLink:
             yield self._wire.reader, self._wire.writer
         else:
             async with _remote_streams(self._how) as streams:
-                yield streams[0], streams[1]
+                yield Completing(streams[0]), streams[1]
 
     async def _greet(self, session: ClientSession) -> None:
         self._doing = "while it was greeted"

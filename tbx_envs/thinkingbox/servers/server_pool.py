@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import datetime
-import json
 import logging
 import os
 import threading
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, get_args
 
 from mcp.shared.exceptions import MCPError
 
+from tbx_envs.doors import clean_text, read_json
 from tbx_envs.errors import CheckFault, ConfigError, TbxError, ToolFault
 from tbx_envs.thinkingbox.servers.foreign_tools import (
     EFFECTS,
@@ -195,7 +195,7 @@ class PoolSession:
             result = self._run(lambda: self._links[server].ask(name, arguments, limit_s=limit_s), limit_s)
         except MCPError as error:
             return Answer(f"Error: {error}", "invalid")
-        text = result_text(result, first_part_only=self._pool.always_first_part)
+        text = clean_text(result_text(result, first_part_only=self._pool.always_first_part))
         if result.is_error or '"error"' in text:  # the tool may have failed to reach the search service
             self._require_service()
         return Answer(text, "rejected" if result.is_error else "ok")
@@ -211,9 +211,9 @@ class PoolSession:
             result = self._run(lambda: self._ask_reserved(link, name, arguments, limit_s), limit_s)
         except MCPError as error:
             raise ToolFault(f"server '{server}': '{name}' cannot be called so: {error}") from error
-        text = result_text(result)
+        text = clean_text(result_text(result))
         try:
-            return json.loads(text)
+            return read_json(text)
         except ValueError:
             return text
 

@@ -8,14 +8,17 @@ for ever, the connection ends here, and `broken` says why: the end of the stream
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections import deque
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import anyio
 import mcp_types as types
 from mcp.shared.message import SessionMessage
+
+from tbx_envs.doors import read_json
 
 _READ_BYTES = 1 << 18
 _LINE_LIMIT_BYTES = 256 << 20  # far above any database that is returned as effects
@@ -128,7 +131,7 @@ class Wire:
         if self.broken is not None:
             return
         try:
-            message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+            message = _message_in(line)
         except ValueError:
             self._break(f"it wrote {_shown(line)} to its stdout, which is no message of the protocol")
             return
@@ -137,8 +140,7 @@ class Wire:
                 self._break(f"it answered {_shown(line)}, which belongs to no request")
                 return
             self._unanswered.discard(str(message.id))
-            if isinstance(message, types.JSONRPCResponse) and message.result.get("content", ()) is None:
-                message.result["content"] = []  # some servers write null where they have nothing to say
+            _complete(message)
         self._arrived.append(SessionMessage(message))
         self._wake()
 
@@ -187,6 +189,68 @@ class _Reader(_Stream):
 class _Writer(_Stream):
     async def send(self, item: SessionMessage, /) -> None:
         self._wire.send(item.message)
+
+
+class Completing:
+    """The reader of another transport, whose results of tools are completed like ours.
+
+    Args:
+        reader: stream of the library's transport.
+    """
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+
+    async def receive(self) -> SessionMessage | Exception:
+        received: SessionMessage | Exception = await self._reader.receive()
+        if isinstance(received, SessionMessage):
+            _complete(received.message)
+        return received
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def aclose(self) -> None:
+        await self._reader.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self._reader.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._reader.__aexit__(kind, error, trace)
+
+
+def _complete(message: types.JSONRPCMessage) -> None:
+    """Add the empty list of parts to a result that has null there, or `structuredContent` alone. Servers write both,
+    and the library takes neither."""
+    if isinstance(message, types.JSONRPCResponse):
+        result = message.result
+        if result.get("content") is None and {"content", "structuredContent"} & result.keys():
+            result["content"] = []
+
+
+def _message_in(line: bytes) -> types.JSONRPCMessage:
+    """The message of a line. The library rejects half of a surrogate pair, which Python's json writes without ado.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValueError:
+        value = read_json(line)
+        if value == json.loads(line):  # nothing was cleaned
+            raise
+        return types.jsonrpc_message_adapter.validate_python(value, by_name=False)
 
 
 def _shown(line: bytes) -> str:

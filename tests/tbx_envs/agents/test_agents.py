@@ -10,10 +10,10 @@ from tbx_envs.agents.scripted import ScriptedAgent
 from tbx_envs.agents.turns import play_turns
 from tbx_envs.domains import load_domain
 from tbx_envs.episode import FinishReason
-from tbx_envs.errors import DomainError, ToolFault
+from tbx_envs.errors import ConfigError, DomainError, ToolFault
 from tbx_envs.evaluation.task_lists import find_task
 from tbx_envs.evaluation.transcripts import episode_from_record, episode_record, episode_text
-from tbx_envs.messages import BadCall, Text, ToolCall, ToolResult, Turn
+from tbx_envs.messages import DONE_MARK, BadCall, Text, ToolCall, ToolResult, Turn
 
 UID = "kiosk/order/000"
 
@@ -148,6 +148,28 @@ def test_episodes_that_run_at_the_same_time_are_the_same_episodes():
         return {episode.uid: dataclasses.replace(episode, seconds={}) for episode in episodes}
 
     assert records(4) == records(1)
+
+
+def test_agents_refuse_tasks_on_which_they_cannot_act(kiosk_with):
+    unsolved = f"{kiosk_with(expected_calls=()).name}/order/000"
+    with pytest.raises(ConfigError, match=rf"there are none in 1 of 2 tasks: {unsolved}\. Leave these out"):
+        OracleAgent.refuse_unsuited([UID, unsolved])
+    with pytest.raises(ConfigError, match="policy oracle makes a task's expected calls"):
+        list(OracleAgent().run([Attempt(unsolved, 0, 0)]))
+    idle_is_right = f"{kiosk_with(expected_calls=(), idle_passes='there is nothing to do').name}/order/000"
+    (episode,) = OracleAgent().run([Attempt(idle_is_right, 0, 0)])
+    assert episode.fault is None
+    ScriptedAgent.refuse_unsuited([UID])
+
+
+@pytest.mark.parametrize("yielded", [None, 7, b"<DONE>", Turn(text=7), Turn(calls=(7,)), object()])
+def test_an_agent_that_yields_no_turn_voids_its_own_episode_and_no_other(kiosk, yielded):
+    def agent(attempt, opening):
+        yield yielded if attempt.index == 0 else Turn(DONE_MARK)
+
+    broken, sound = play_turns([Attempt(UID, 0, 0), Attempt(UID, 1, 0)], agent)
+    assert (broken.fault.kind, broken.reward, sound.fault) == ("policy", None, None)
+    assert "what the agent yielded is" in broken.fault.message
 
 
 def test_running_at_the_same_time_reads_attempts_only_as_slots_become_free():

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tbx_envs.agents import Attempt, Opening
-from tbx_envs.agents.endpoint import EndpointAgent, EndpointUse, endpoint_agent, turn_of, wire_messages, wire_turn
+from tbx_envs.agents.endpoint import (
+    EndpointAgent,
+    EndpointUse,
+    endpoint_agent,
+    turn_of,
+    wire_ids,
+    wire_messages,
+    wire_turn,
+)
 from tbx_envs.agents.oracle import OracleAgent
 from tbx_envs.chat import hermes
 from tbx_envs.domains import load_domain
@@ -20,7 +28,7 @@ from tbx_envs.episode import FinishReason
 from tbx_envs.errors import PolicyFault
 from tbx_envs.evaluation.task_lists import find_task
 from tbx_envs.evaluation.transcripts import episode_record
-from tbx_envs.messages import BadCall, Text, ToolCall, ToolResult, Turn
+from tbx_envs.messages import DONE_MARK, BadCall, Text, ToolCall, ToolResult, Turn
 from tbx_envs.runtime import EpisodeOptions
 from tbx_envs.testing.loopback_endpoint import (
     Answers,
@@ -65,7 +73,7 @@ def checked(reply):
 
 def problem_of(body):
     """What OpenAI's server would reject, according to its documentation; "" when it would accept it."""
-    waiting = []
+    waiting, known = [], set()
     for message in body["messages"]:
         role = message["role"]
         if role == "tool":
@@ -81,6 +89,9 @@ def problem_of(body):
                     return f"a name that is none: {call}"
                 if not isinstance(json.loads(call["function"]["arguments"]), dict):
                     return f"arguments that are no object: {call}"
+                if call["id"] in known:
+                    return f"a second call with the id of another: {call}"
+                known.add(call["id"])
                 waiting.append(call["id"])
         if not isinstance(message["content"], str) and not message.get("tool_calls"):
             return f"no content: {message}"
@@ -267,9 +278,9 @@ def test_a_call_without_a_name_is_answered_and_not_raised():
 def test_nothing_that_a_model_writes_raises_and_a_strict_server_takes_it_back(text, calls):
     written = completion(text, calls)
     turn = turn_of(written)
-    sent_ids = {f"call_{number}": f"id_{number}" for number in range(len(calls))}
+    sent_ids = wire_ids(turn, written, ())
     results = [ToolResult(call.id, getattr(call, "name", ""), "x") for call in turn.calls]
-    chat = [wire_turn(turn, written, ["find"]), *wire_messages(results, sent_ids)]
+    chat = [wire_turn(turn, written, ["find"], sent_ids), *wire_messages(results, sent_ids)]
     assert problem_of({"messages": json.loads(json.dumps(chat))}) == ""
 
 
@@ -297,8 +308,39 @@ def test_reasoning_goes_back_where_it_stood():
 @pytest.mark.parametrize("ids", [("", ""), ("same", "same")])
 def test_ids_that_tell_no_calls_apart_are_replaced_by_those_of_the_episode(ids):
     written = dataclasses.replace(completion(), tool_calls=tuple(EndpointCall(i, "find", "{}") for i in ids))
-    sent = wire_turn(turn_of(written, first_call=3), written)["tool_calls"]
-    assert [call["id"] for call in sent] == ["call_3", "call_4"]
+    assert wire_ids(turn_of(written, first_call=3), written, ()) == {"call_3": "call_3", "call_4": "call_4"}
+
+
+@pytest.mark.parametrize(
+    ("given", "sent", "wanted"),
+    [
+        (["x"], {"y"}, ["x"]),
+        (["x", "y"], {"y"}, ["call_7", "call_8"]),
+        ([""], {"call_7"}, ["call_7_2"]),
+        (["call_7"], {"call_7", "call_7_2"}, ["call_7_3"]),
+        (["same", "same"], {"call_8", "call_7_2"}, ["call_7", "call_8_2"]),
+    ],
+)
+def test_an_id_is_sent_once_in_a_conversation_whoever_gave_it(given, sent, wanted):
+    written = dataclasses.replace(completion(), tool_calls=tuple(EndpointCall(i, "find", "{}") for i in given))
+    assert list(wire_ids(turn_of(written, first_call=7), written, sent).values()) == wanted
+
+
+@pytest.mark.parametrize("number", [lambda asked: 0, lambda asked: num_results(asked) % 2, num_results])
+def test_a_server_that_numbers_its_calls_anew_is_sent_no_id_twice(agent_of, number):
+    """The server of these tests rejects an id that it has seen; `call_1` is also an id of the episode's own."""
+
+    def reply(asked):
+        if num_results(asked) == 4:
+            return Says(DONE_MARK)
+        call = {"id": f"call_{number(asked)}", "function": {"name": "list_items", "arguments": "{}"}}
+        if num_results(asked) == 1:  # and one answer gives no ids at all
+            call["id"] = ""
+        return Answers(body={"choices": [{"message": {"content": None, "tool_calls": [call]}}]})
+
+    agent, server = agent_of(reply)
+    episode = play_one(agent)
+    assert (episode.fault, len(said(episode, ToolResult)), len(server.asked)) == (None, 4, 5)
 
 
 def test_other_formats_of_calls_are_read_with_the_types_of_the_tools():

@@ -10,6 +10,7 @@ import threading
 import httpx
 import pytest
 
+from tbx_envs.endpoints import transport
 from tbx_envs.endpoints.client import (
     FIRST_WAIT_S,
     LONGEST_WAIT_S,
@@ -254,6 +255,14 @@ def test_an_answer_that_is_no_completion_is_an_error_that_shows_it(served, answe
 def test_an_answer_that_is_no_http_is_an_error(served):
     server, endpoint, _ = served(lambda asked: Answers(body="no zip", headers={"content-encoding": "gzip"}))
     with pytest.raises(EndpointError, match="not valid HTTP"):
+        endpoint.complete(HELLO)
+    assert len(server.asked) == 1
+
+
+def test_an_answer_larger_than_what_is_read_is_an_error_that_says_so(served, monkeypatch):
+    monkeypatch.setattr(transport, "MAX_ANSWER_BYTES", 2000)
+    server, endpoint, _ = served(lambda asked: Says("a" * 4000))
+    with pytest.raises(EndpointError, match="more than 2,000 bytes"):
         endpoint.complete(HELLO)
     assert len(server.asked) == 1
 

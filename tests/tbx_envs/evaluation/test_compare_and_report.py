@@ -14,10 +14,11 @@ from tbx_envs.evaluation.report import (
     print_comparison,
     print_pool,
     print_run,
+    run_notes,
     run_summary,
     share,
 )
-from tbx_envs.evaluation.run import run
+from tbx_envs.evaluation.run import run, summarize
 from tbx_envs.evaluation.task_lists import select_tasks
 from tbx_envs.testing.agents import PrescribedAgent
 
@@ -104,6 +105,15 @@ def test_the_report_shows_every_family_the_held_out_ones_and_all(tmp_path):
     assert "1 tasks have fewer than 4 clean attempts (from 3 to 4)" in text
     assert "3/4" not in text
     assert summary["observed_4_of_4"] == 3
+
+
+def test_the_report_says_how_often_a_served_user_said_nothing(tmp_path):
+    rows = run_in(tmp_path, lambda uid, attempt, tries: "pass", UIDS[:1], attempts=2)
+    assert "user_silences" not in summarize(rows, 2)
+    for row, silences in zip(rows, (2, 1), strict=True):
+        row["usage"] |= {"user_silences": silences, "user_turns": 5}
+    (note,) = [note for note in run_notes(summarize(rows, 2), 2) if "said nothing" in note]
+    assert "in 3 of 10 answers" in note
 
 
 def test_an_unfinished_run_is_reported_as_far_as_it_goes(tmp_path):

@@ -167,6 +167,42 @@ def test_a_user_who_may_not_end_the_conversation_cannot(user_of, written, said):
     assert user.answer((*OPENING, Turn("Anything else?"))) == said
 
 
+@pytest.mark.parametrize(
+    "silent", [Says(""), Says("", reasoning="I am the user."), Says("<think>Hm.</think>"), Says("User:")], ids=str
+)
+@pytest.mark.parametrize(
+    ("answers", "share", "is_void"), [("s", 0.1, True), ("s" + 8 * "w", 0.1, True), ("s" + 9 * "w", 0.1, False)]
+)
+def test_a_user_that_says_nothing_too_often_voids_the_episode(user_of, silent, answers, share, is_void):
+    replies = iter(silent if answer == "s" else Says("Fine.") for answer in answers)
+    user, _ = user_of(lambda asked: next(replies), max_silent_share=share)
+    for answer in answers:
+        assert user.answer((*OPENING, Turn("Your email?"))) == (UNKNOWN if answer == "s" else "Fine.")
+    assert user.silences == 1
+    if not is_void:
+        user.conclude()
+        return
+    with pytest.raises(UserFault, match=f"said nothing in 1 of {len(answers)} answers"):
+        user.conclude()
+
+
+def test_silences_are_in_the_usage_and_void_before_the_check(user_of):
+    def fault_and_silences(share):
+        user, _ = user_of("", max_silent_share=share)
+        options = EpisodeOptions(user=lambda task, domain, seed: user)
+        (episode,) = play_turns(
+            [Attempt(load_domain("clinic").uids()[0], 0, 0)], lambda attempt, opening: asking(), options=options
+        )
+        return episode.fault and episode.fault.kind, episode.report is None, episode.usage["user_silences"]
+
+    def asking():
+        yield Turn("Your email?")
+        yield Turn(DONE_MARK)
+
+    assert fault_and_silences(0.5) == ("user", True, 1)
+    assert fault_and_silences(1.0) == (None, False, 1)
+
+
 def test_every_answer_is_asked_for_anew_with_two_messages_and_its_own_seed(user_of):
     user, server = user_of("Fine.", seed=5)
     transcript = (*OPENING, Turn("Your email?"))

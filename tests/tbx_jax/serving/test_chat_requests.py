@@ -28,6 +28,27 @@ def called(call_id="call_0", arguments='{"name": "Ada"}', name="find"):
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+@pytest.mark.parametrize(
+    ("ids", "number"), [([], 0), (["call_0"], 1), (["call_7"], 8), (["x", "y"], 2), (["call_0", "call_0"], 2)]
+)
+def test_the_answers_calls_get_ids_that_the_conversation_does_not_have(ids, number):
+    messages = [{"role": "user", "content": "Find Ada"}]
+    for call_id in ids:
+        call = {**called(), "id": call_id}
+        messages += [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call_id, "content": "[]"},
+        ]
+    assert read(messages=messages).first_call == number
+
+
+def test_a_request_with_many_problems_is_answered_with_a_short_list():
+    messages = [{"role": "tool", "tool_call_id": "x" * 100, "content": ""}] * 5000
+    with pytest.raises(RequestError) as raised:
+        read(messages=messages)
+    assert "4980 more problems" in str(raised.value) and len(str(raised.value)) < 10_000
+
+
 def test_a_conversation_with_calls_is_read_as_it_was_said():
     asked = read(
         messages=[
@@ -44,7 +65,7 @@ def test_a_conversation_with_calls_is_read_as_it_was_said():
         Turn(calls=(ToolCall("call_0", "find", {"name": "Ada"}),), reasoning="Hm."),
         ToolResult("call_0", "find", "[]"),
     )
-    assert asked.tools == (FIND,) and asked.num_calls == 1
+    assert asked.tools == (FIND,) and asked.first_call == 1
 
 
 def test_settings_are_read_and_fields_that_say_nothing_or_are_null_change_nothing():

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import socket
-from concurrent.futures import Future
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -16,7 +17,7 @@ from tbx_jax.policies.weights import load_policy
 from tbx_jax.sampler.sampler import SampledTurn, Sampler
 from tbx_jax.serving.chat_requests import Served
 from tbx_jax.serving.conversations import Answer, Conversations
-from tbx_jax.serving.policy_app import PolicyService, create_app, opened_service, serving_settings
+from tbx_jax.serving.policy_app import PolicyService, create_app, max_body_bytes, opened_service, serving_settings
 
 SETTINGS = ("slots=2", "episodes=4", "max_turn_tokens=12", "max_episode_tokens=96", "decode_steps=4")
 HELLO = {"role": "user", "content": "Hello"}
@@ -114,6 +115,50 @@ def test_a_stop_text_ends_an_answer_and_is_not_part_of_it(client):
     stop = whole[2]
     answer = choice(ask(client, temperature=5.0, seed=1, stop=[stop, "zzz"]))
     assert answer["message"]["content"] == whole[: whole.index(stop)].strip() and answer["finish_reason"] == "stop"
+
+
+def test_half_of_a_surrogate_pair_anywhere_in_a_conversation_is_served(client):
+    """As JSON escapes, which httpx would not write. It is rendered, tokenised, and then too long: no need to sample."""
+    half = "\ud800"
+    call = {"id": half, "function": {"name": half, "arguments": json.dumps({half: half})}}
+    tool = {"type": "function", "function": {"name": half, "description": half, "parameters": {"title": half}}}
+    user = {"role": "user", "content": half * 200}
+    history = [{"role": "assistant", "content": half, "tool_calls": [call]}]
+    history += [{"role": "tool", "tool_call_id": half, "content": half}]
+    for messages, tools in (([user, *history, user], []), ([user], [tool])):
+        body = json.dumps({"model": "policy", "messages": messages, "tools": tools, "stop": half})
+        status, error = error_of(client.post("/v1/chat/completions", content=body))
+        assert (status, error["code"]) == (400, "context_length_exceeded")
+
+
+def test_a_body_larger_than_what_the_context_can_hold_is_refused_unread(client):
+    limit = max_body_bytes(96)
+    assert 64 * 96 < limit < 2**20
+    for content in (b" " * (limit + 1), iter([b" " * limit, b" "])):  # with its length, and in chunks without
+        status, error = error_of(client.post("/v1/chat/completions", content=content))
+        assert (status, error["code"]) == (413, "context_length_exceeded")
+        assert f"more than {limit} bytes" in error["message"] and "96 tokens" in error["message"]
+
+
+def test_others_are_answered_while_a_conversation_is_rendered(client, service, monkeypatch):
+    began, may_end = threading.Event(), threading.Event()
+    opening = service.chat.opening
+
+    def slow(*arguments):
+        began.set()
+        assert may_end.wait(WAIT_S)
+        return opening(*arguments)
+
+    monkeypatch.setattr(service.chat, "opening", slow)
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(ask, client, max_tokens=1)
+        try:
+            assert began.wait(WAIT_S)
+            assert client.get("/health").json()["status"] == "ok"
+            assert not asked.done()
+        finally:
+            may_end.set()
+        assert choice(asked.result())
 
 
 def error_of(response):

@@ -16,7 +16,7 @@ from tbx_envs.episode import CheckReport
 from tbx_envs.errors import CheckFault, ConfigError, EndpointError, EndpointRefused, ToolFault
 from tbx_envs.handed_down import ALLOWED
 from tbx_envs.thinkingbox.grading.judge import EndpointJudge, YesJudge
-from tbx_envs.thinkingbox.grading.test_code import CheckWorker
+from tbx_envs.thinkingbox.grading.test_code import CheckWorker, entered_result
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -119,6 +119,62 @@ def test_a_flood_of_prints_is_cut(worker):
 
 
 # --- isolation ----------------------------------------------------------------------------------------------
+
+
+FORGED = {"verdict": "passed", "reward": 1.0, "prints": "", "metadata": {}}
+SEND = """
+import json, os, socket
+def send(result):
+    body = json.dumps({"result": result}).encode()
+    for descriptor in range(3, 64):
+        try:
+            socket.socket(fileno=os.dup(descriptor)).sendall(len(body).to_bytes(4, "big") + body)
+        except OSError:
+            pass
+"""
+
+
+def sending(body):
+    return code_of(body) + SEND
+
+
+@linux
+@pytest.mark.parametrize("what_it_does", [f"send({FORGED}), os._exit(0)", "return 1.0"])
+def test_a_process_that_a_test_started_has_no_say_in_its_verdict(worker, what_it_does):
+    body = f"pid = os.fork()\nif pid == 0: {what_it_does}\nos.waitpid(pid, 0)\nassert False, 'the verdict of the test'"
+    report = grade(worker, sending(body))
+    assert (report.passed, report.differences[0]) == (False, "the verdict of the test")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"reward": 7.5}, "score 7.5, which is not from 0 to 1"),
+        ({"reward": float("nan")}, "score nan"),
+        ({"reward": True}, "reward is True"),
+        ({"reward": "1"}, "reward is '1'"),
+        ({"verdict": "yes"}, "verdict 'yes'"),
+        ({"verdict": ["passed"]}, "verdict "),
+        ({"verdict": "failed"}, "error is None"),
+        ({"prints": None}, "prints is None"),
+        ({"metadata": []}, "metadata is "),
+    ],
+)
+def test_what_is_no_result_of_a_grade_is_refused_with_what_it_is(changed, said):
+    with pytest.raises(ValueError, match=said):
+        entered_result({**FORGED, **changed})
+
+
+def test_a_result_that_test_code_has_written_is_not_believed_unread(worker):
+    with pytest.raises(CheckFault, match=r"score 7\.5, which is not from 0 to 1"):
+        grade(worker, sending(f"send({ {**FORGED, 'reward': 7.5} })\nos._exit(0)"))
+
+
+def test_an_assertion_without_words_fails_and_half_a_character_in_words_is_replaced(worker):
+    mute = "class Mute(AssertionError):\n    def __str__(self): raise KeyError\nraise Mute()"
+    report = grade(worker, code_of(mute))
+    assert (report.passed, report.differences[0]) == (False, "(its words cannot be had: KeyError)")
+    assert grade(worker, code_of(r"assert False, 'half \ud800'")).differences[0] == "half \ufffd"
 
 
 def test_a_test_cannot_change_the_world_of_the_next(worker):
@@ -474,7 +530,7 @@ def test_nothing_is_left_of_a_process_that_is_killed_in_a_grade(tmp_path):
 import sys
 sys.path[:0] = [{os.path.dirname(__file__)!r}, {str(FIXTURE_MODULES)!r}]
 from tbx_envs.thinkingbox.grading.judge import YesJudge
-from tbx_envs.thinkingbox.grading.test_code import CheckWorker
+from tbx_envs.thinkingbox.grading.test_code import CheckWorker, entered_result
 from verdicts import code_of
 class Telling(YesJudge):
     def yesno(self, question):

@@ -131,13 +131,20 @@ def test_a_published_schema_has_no_references_and_no_titles(opened):
         },
         "required": ["day"],
     }
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}}
+    assert tools["tree"].input_schema == {
+        "type": "object",
+        "properties": {"first": node},
+        "$defs": {"Node": node},
+    }
     assert tools["plain"].description == ""
     assert len(tools) > 25  # the list came in two pages
 
 
 def test_results_become_text(opened):
     session = opened("trouble")
-    texts = {name: session.call(name, {}) for name in ("empty", "null", "image", "several", "others", "is_error")}
+    odd = ("empty", "null", "image", "several", "others", "is_error", "structured", "structured_beside_null")
+    texts = {name: session.call(name, {}) for name in (*odd, "half_a_pair")}
     assert {name: answer.status for name, answer in texts.items()} == {
         **dict.fromkeys(texts, "ok"),
         "is_error": "rejected",
@@ -149,6 +156,9 @@ def test_results_become_text(opened):
         "several": "one\n[image that cannot be shown: image/png, 6 bytes]\ntwo",
         "others": "[audio that cannot be shown: audio/wav, 6 bytes]\n[link to file:///plan.pdf: Plan of the stations]\n"
         "opening\n[resource that cannot be shown: file:///b, application/zip]",
+        "structured": '{"née": [1]}',
+        "structured_beside_null": '{"née": [1]}',
+        "half_a_pair": "half \ufffd of it",
         "is_error": "the shop says no",
     }
     invalid = session.call("invalid_params", {})

@@ -8,8 +8,8 @@ It speaks the protocol by hand, line by line, so that it can break it. Configura
     log        a file that gets a line for each call as it arrives, "tool arguments"
 
 The environment variable BIKESHOP_TROUBLE makes it misbehave while it is imported or listed: `import_error`,
-`import_exit`, `import_print`, `import_hang`, `import_thread`, `import_socket`, `list_twice`, `list_circular`,
-`list_dangling`, `list_garbage`, `list_hang`, `hello_hang`, `hello_error`, `hello_die`.
+`import_exit`, `import_print`, `import_hang`, `import_thread`, `import_socket`, `list_twice`, `list_dangling`,
+`list_garbage`, `list_hang`, `hello_hang`, `hello_error`, `hello_die`.
 """
 
 from __future__ import annotations
@@ -152,6 +152,11 @@ ODD: dict[str, Callable[[Any, dict[str, Any]], None]] = {
     "image": lambda number, given: send_parts(number, [IMAGE]),
     "several": lambda number, given: send_parts(number, [text_part("one"), IMAGE, text_part("two")]),
     "others": lambda number, given: send_parts(number, [AUDIO, LINK, TEXT_RESOURCE, BLOB_RESOURCE]),
+    "structured": lambda number, given: send({"id": number, "result": {"structuredContent": {"née": [1]}}}),
+    "structured_beside_null": lambda number, given: send(
+        {"id": number, "result": {"content": None, "structuredContent": {"née": [1]}}}
+    ),
+    "half_a_pair": lambda number, given: send_text(number, "half \ud800 of it"),
     "is_error": lambda number, given: send_text(number, "the shop says no", is_error=True),
     "invalid_params": lambda number, given: send(
         {"id": number, "error": {"code": -32602, "message": "no such argument"}}
@@ -198,11 +203,10 @@ def listed() -> list[dict[str, Any]]:
     tools.append({"name": "with_schema", "inputSchema": titled, "description": "Has references."})
     if AT_START == "list_twice":
         tools.append(tools[-1])
-    if AT_START in ("list_circular", "list_dangling"):
-        reference = "#/$defs/Node" if AT_START == "list_circular" else "#/$defs/Nothing"
-        node = {"type": "object", "properties": {"next": {"$ref": reference}}}
-        schema = {"type": "object", "properties": {"first": {"$ref": "#/$defs/Node"}}, "$defs": {"Node": node}}
-        tools.append({"name": "tree", "inputSchema": schema})
+    reference = "#/$defs/Nothing" if AT_START == "list_dangling" else "#/$defs/Node"
+    node = {"type": "object", "properties": {"next": {"$ref": reference}}}
+    schema = {"type": "object", "properties": {"first": {"$ref": "#/$defs/Node"}}, "$defs": {"Node": node}}
+    tools.append({"name": "tree", "inputSchema": schema})
     return tools
 
 
