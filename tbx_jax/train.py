@@ -28,10 +28,10 @@ from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.commands.environments import episode_options, opened_endpoints
 from tbx_envs.episode import FinishReason
 from tbx_envs.errors import ConfigError, EnvironmentFault
-from tbx_envs.evaluation.files import write_json
 from tbx_envs.evaluation.pool import load_pool, refuse_heldout
 from tbx_envs.evaluation.provenance import mark_provenance
 from tbx_envs.evaluation.task_lists import select_tasks
+from tbx_envs.files import write_json
 from tbx_envs.thinkingbox.dataset.guard import MARK, benchmark_uids, is_marked_policy
 from tbx_envs.vector import EpisodeSlots
 from tbx_jax.advantages import group_advantages
