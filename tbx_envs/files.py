@@ -12,12 +12,14 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tbx_envs.errors import ConfigError, StorageError, TbxError
 
+# File of a folder's checksums, in the folder.
+CHECKSUMS = "tbx_checksums.json"
 # Values of a YAML text with every alias written out: one for each character is more than any text without aliases has.
 _FEWEST_YAML_VALUES = 100_000
 
@@ -255,16 +257,30 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def checksums_of(folder: Path, *, without: str) -> dict[str, str]:
-    """Checksums of all files in a folder, by their path in it; the file `without` is left out."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / without)
-    return {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
+def write_checksums(folder: Path) -> None:
+    """Write the checksums of all files in a folder into it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / CHECKSUMS)
+    write_json(folder / CHECKSUMS, {path.relative_to(folder).as_posix(): sha256_of(path) for path in files})
 
 
-def damage(folder: Path, checksums: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a folder whose files had these checksums, in words; empty when nothing is."""
+def damage(folder: Path, concerns: Callable[[str], bool] = lambda name: True) -> list[str] | None:
+    """What is wrong with the files of a folder, in words; empty when nothing is, None for a folder without checksums.
+
+    Args:
+        folder: folder that `write_checksums` was called on.
+        concerns: function that says by its path in the folder whether a file is looked at.
+    """
+    path = folder / CHECKSUMS
+    if not path.is_file():
+        return None
+    try:
+        checksums = read_object(path, "checksums", to_do=f"Remove {CHECKSUMS} to do without.")
+    except ConfigError as error:
+        return [str(error)]
     found = []
     for name, checksum in checksums.items():
+        if not concerns(name):
+            continue
         path = folder / name
         try:
             if sha256_of(path) != checksum:

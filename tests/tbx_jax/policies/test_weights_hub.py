@@ -43,15 +43,23 @@ def policy_of(name):
 @pytest.fixture
 def folder(tmp_path, request):
     save_policy(tmp_path / "policy", *policy_of(getattr(request, "param", "qwen3")))
+    without_checksums(tmp_path / "policy")
     return tmp_path / "policy"
 
 
+def without_checksums(folder):
+    """Folders that are edited here stand for folders from elsewhere."""
+    (folder / "tbx_checksums.json").unlink(missing_ok=True)
+
+
 def edit_json(path, **changes):
+    without_checksums(path.parent)
     fields = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({key: value for key, value in fields.items() if value is not ...}))
 
 
 def edit_tensors(folder, change):
+    without_checksums(folder)
     tensors = safetensors.numpy.load_file(folder / "model.safetensors")
     change(tensors)
     safetensors.numpy.save_file(tensors, folder / "model.safetensors")
