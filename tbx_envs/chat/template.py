@@ -54,6 +54,15 @@ _TWO_CALLS = (ToolCall("call_0", "find", {}), ToolCall("call_1", "note", {}))
 _ALSO_END_A_TURN = ("<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
 
 
+def exactly_decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+    """The text of tokens as it was written: with markers, and with every space where it was.
+
+    Llama 3.1 asks its tokenizer to "clean up" spaces (`x != y` becomes `x!= y`); what is decoded here reaches tools.
+    """
+    text: str = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return text
+
+
 class ChatTemplate:
     """The chat template of a tokenizer, as pieces that are only ever appended.
 
@@ -148,7 +157,7 @@ class ChatTemplate:
         have to write, so that it is parsed as reasoning, closed or not.
         """
         kept = ids[:-1] if ids and ids[-1] in self.end_of_turn_ids else ids
-        text = self._tokenizer.decode(kept, skip_special_tokens=False)
+        text = exactly_decoded(self._tokenizer, kept)
         return THINK_OPEN + text if self.opens_reasoning else text
 
     # --- the same as text -----------------------------------------------------------------------------------
@@ -212,7 +221,10 @@ class ChatTemplate:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of rendered text; nothing is prepended."""
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        # A tokenizer's own settings may say otherwise; each of them would change what the policy reads.
+        return self._tokenizer.encode(
+            text, add_special_tokens=False, split_special_tokens=False, truncation=False, padding=False
+        )
 
     # --- what the template does -----------------------------------------------------------------------------
 
@@ -260,7 +272,7 @@ class ChatTemplate:
                 f"the chat template puts {behind!r} after an answer, which does not start with a special token of the "
                 f"tokenizer; the policy could not end its turn. Use a template that ends turns with one."
             )
-        return ids[0], self._tokenizer.decode([ids[0]], skip_special_tokens=False)
+        return ids[0], exactly_decoded(self._tokenizer, ids[:1])
 
     def _other_ends(self) -> set[int]:
         added = self._tokenizer.added_tokens_decoder

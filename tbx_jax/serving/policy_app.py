@@ -34,7 +34,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from tbx_envs.chat.interpretation import interpret, schemas_of
-from tbx_envs.chat.template import ChatTemplate
+from tbx_envs.chat.template import ChatTemplate, exactly_decoded
 from tbx_envs.errors import ConfigError, PolicyFault
 from tbx_envs.web import addresses
 from tbx_jax.config import SamplingConfig, validated
@@ -271,9 +271,7 @@ class _Completions:
         )
 
     def _text_of(self, tokens: Sequence[int]) -> str:
-        text = self._service.tokenizer.decode(tokens, skip_special_tokens=False)
-        assert isinstance(text, str)  # lists of texts are for batches of sequences
-        return text
+        return exactly_decoded(self._service.tokenizer, tokens)
 
 
 async def _unless_gone(request: Request, answer: Future[Answer]) -> Answer:

@@ -86,7 +86,7 @@ class HydratedFile:
     def _add(self, number: int, line: str) -> None:
         try:
             case = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise problem(self._path, number, f"this is not JSON: {error}") from error
         uid = case.get("uid") if isinstance(case, dict) else None
         if not isinstance(uid, str) or split_name(uid) is None:

@@ -44,6 +44,28 @@ def test_byte_tokenizer_gives_back_any_text():
     assert len(tokenizer().encode("é")) == 2
 
 
+SPACED = "x != y , I 'm not , do n't . <|im_start|>ok ?"
+
+
+def test_a_tokenizers_own_settings_change_neither_what_is_read_nor_what_is_written():
+    """Those of Llama 3.1 and of tokenizers that were saved in the middle of a training."""
+    tokenizer = byte_tokenizer(CHAT_TEMPLATE)
+    plain = ChatTemplate(tokenizer)
+    ids = plain.encode(SPACED)
+    opening = plain.opening([Text("user", SPACED)])
+    tokenizer.clean_up_tokenization_spaces = True
+    tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
+    tokenizer.split_special_tokens = True
+    tokenizer.truncation_side = tokenizer.padding_side = "left"
+    tokenizer.model_max_length = 4
+    tokenizer.backend_tokenizer.enable_truncation(max_length=4)
+    tokenizer.backend_tokenizer.enable_padding(length=999)
+    assert tokenizer.decode(ids) != SPACED  # what the defaults would give
+    changed = ChatTemplate(tokenizer)
+    assert changed.decode(ids) == SPACED
+    assert (changed.encode(SPACED), changed.opening([Text("user", SPACED)])) == (ids, opening)
+
+
 def test_the_opening_is_the_rendered_prompt_with_tools():
     messages = [Text("system", "Rules."), Text("user", "Hi é")]
     assert template().opening(messages, TOOLS) == whole_ids(messages, TOOLS, generation_prompt=True)
