@@ -237,11 +237,12 @@ def append_line(path: Path, line: str) -> None:
     Raises:
         StorageError: the line cannot be written; the file ends as before.
     """
-    with storing(path), path.open("ab") as file:
-        before = file.seek(0, os.SEEK_END)
+    # Without a buffer: what could not be written must not be tried again when the file is closed.
+    with storing(path), path.open("ab", buffering=0) as file:
+        before, rest = file.seek(0, os.SEEK_END), memoryview(line.encode("utf-8") + b"\n")
         try:
-            file.write(line.encode("utf-8") + b"\n")
-            file.flush()
+            while rest:
+                rest = rest[file.write(rest) :]
         except OSError:
             with contextlib.suppress(OSError):
                 os.truncate(path, before)
