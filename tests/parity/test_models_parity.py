@@ -212,12 +212,11 @@ def test_smollm2_computes_what_transformers_computes_with_the_same_tensors(smoll
 
 
 def test_smollm2_on_random_ids_is_as_near_to_float64_as_transformers_in_float32(smollm2):
-    """No computation in float32 is within 1e-4 there: transformers' own logits are up to 3.3e-4 from its float64."""
+    """Ids that no text has, so that rounding costs most: up to 1e-4 of the logits, and more on other processors."""
     peer, model, params, _ = smollm2
     tokens = np.stack([np.random.default_rng(seed).integers(0, model.vocabulary, 130) for seed in range(3)])
     ours, theirs = our_logits(model, params, tokens.astype(np.int32)), peer_logits(peer, tokens)
     exact = peer_logits(peers.in_float64(peer), tokens)
-    assert np.abs(theirs - exact).max() > 1e-4
     assert_as_near(ours, theirs, exact)
     assert_as_near(log_softmax(ours), log_softmax(theirs), log_softmax(exact))
 
