@@ -25,8 +25,9 @@ from tbx_jax.policies.weights import export_policy, load_model, save_policy
 torch = pytest.importorskip("torch", reason="torch is not installed; `make parity` installs it")
 import peers  # noqa: E402
 
-# Of the deviation that transformers in float32 has from float64.
-ALLOWED = 2.0
+# Multiples of the deviation that transformers in float32 has from float64. The delta rule amplifies the rounding of single
+# places, on each processor of others, so the largest of 25,000 deviations says less than their middle.
+MIDDLE, MEAN_SQUARE, LARGEST = 2.0, 3.0, 30.0
 # Relative to the numbers themselves: what rounding may cost either program by chance, a few units in the last place.
 ROUNDING = 1e-6
 apply = jax.jit(models.apply, static_argnames=("model", "attend_length"))
@@ -58,11 +59,11 @@ def peer_logits(peer, tokens_bt, mask_bt=None):
 
 
 def assert_as_near(ours, theirs, exact):
-    """Ours is as near to float64 as transformers in float32, and near at all."""
-    allowed = ALLOWED * root_mean_square(theirs - exact) + ROUNDING * root_mean_square(exact)
-    assert root_mean_square(ours - exact) <= allowed
-    largest = ALLOWED**2 * np.abs(theirs - exact).max() + 10 * ROUNDING * np.abs(exact).max()
-    assert np.abs(ours - exact).max() <= largest < 1e-2 * np.abs(exact).max()
+    """Ours is as near to float64 as transformers in float32: in the middle, on the whole, and at the worst place."""
+    scale = ROUNDING * root_mean_square(exact)
+    for measure, allowed in ((np.median, MIDDLE), (root_mean_square, MEAN_SQUARE), (np.max, LARGEST)):
+        assert measure(np.abs(ours - exact)) <= allowed * (measure(np.abs(theirs - exact)) + scale), measure
+    assert exact.dtype == np.float64 and np.abs(theirs - exact).max() < 1e-3 * np.abs(exact).max()
 
 
 def our_logits(model, params, tokens_bt, **options):

@@ -5,8 +5,9 @@ import shutil
 
 import pytest
 from full_disks import files_limited_to
-from tiny_policy import build_tiny
+from tiny_policy import SAMPLING, build_tiny
 
+from tbx_envs.commands.evaluate import policy_fingerprint
 from tbx_envs.errors import CheckpointError, StorageError
 from tbx_jax.policies.weights import load_model, load_policy, load_tokenizer, save_policy
 
@@ -156,3 +157,11 @@ def test_a_disk_that_fills_up_while_a_policy_is_saved_leaves_the_one_before(poli
         save_policy(policy, *build_tiny())
     assert {path.name: path.read_bytes() for path in policy.iterdir()} == before
     assert [path.name for path in policy.parent.iterdir()] == ["policy"]
+
+
+def test_a_policy_has_the_same_fingerprint_with_and_without_its_checksums(policy):
+    whole = policy_fingerprint(str(policy), SAMPLING, 0.0)
+    (policy / "tbx_checksums.json").unlink()
+    assert policy_fingerprint(str(policy), SAMPLING, 0.0) == whole
+    (policy / "chat_template.jinja").write_text("{{ messages }}")
+    assert policy_fingerprint(str(policy), SAMPLING, 0.0) != whole
