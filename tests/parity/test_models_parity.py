@@ -25,8 +25,8 @@ from tbx_jax.policies.weights import export_policy, load_model, save_policy
 torch = pytest.importorskip("torch", reason="torch is not installed; `make parity` installs it")
 import peers  # noqa: E402
 
-# Multiples of the deviation that transformers in float32 has from float64. The delta rule amplifies the rounding of single
-# places, on each processor of others, so the largest of 25,000 deviations says less than their middle.
+# Multiples of the deviation that transformers in float32 has from float64. The delta rule amplifies the rounding of
+# single places, on each processor of others, so the largest of 25,000 deviations says less than their middle.
 MIDDLE, MEAN_SQUARE, LARGEST = 2.0, 3.0, 30.0
 # Relative to the numbers themselves: what rounding may cost either program by chance, a few units in the last place.
 ROUNDING = 1e-6
