@@ -72,10 +72,15 @@ CASES = [(name, content) for name in READERS if name != "tasks.txt" for content 
 CASES += [("tasks.txt", "not UTF-8"), ("tasks.txt", "empty")]
 
 
+def test_what_is_not_damaged_is_read(finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    for read in READERS.values():
+        read(folder)
+
+
 @pytest.mark.parametrize(("name", "content"), CASES)
 def test_a_damaged_file_is_told_by_name_with_what_to_do(finished, tmp_path, name, content):
     folder = shutil.copytree(finished, tmp_path / "run")
-    READERS[name](folder)
     (folder / name).write_bytes((JSON | RECORDS)[content])
     if (name, content) in FINE:
         READERS[name](folder)
