@@ -23,8 +23,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tbx_envs.chat.detection import PROBE_TOOLS
 from tbx_envs.messages import Message, Text, ToolCall, ToolResult, Turn, to_chat
 
-# Turns of loops and characters of one rendering; the templates that are known spend some thousands.
-BUDGET = 2_000_000
+# Turns of loops and characters of one rendering; the templates of Qwen and Llama spend up to 3,737.
+BUDGET = 500_000
 _LARGE_NUMBER = re.compile(r"\d{7,}")
 _CONVERSATIONS: tuple[list[Message], ...] = (
     [Text("user", "a")],
