@@ -12,7 +12,8 @@
       EndpointError      a model server gave no usable answer; the caller turns it into a fault of its own
         EndpointRefused    it will answer no request until its settings are changed: key, address or model
         ContextExceeded    the conversation does not fit into the model's context
-      CheckpointError    weights or state on disk do not fit the model
+      CheckpointError    weights or state on disk do not fit the model, or are damaged
+      StorageError       a file cannot be written: a full disk, a missing permission
       ShapeError         arrays whose shapes do not fit together
 
 Three words, used in this sense throughout. A *fault* is an infrastructure error: it says nothing about the agent. An
@@ -87,7 +88,11 @@ class ContextExceeded(EndpointError):
 
 
 class CheckpointError(TbxError):
-    """Weights or state on disk do not fit the model."""
+    """Weights or state on disk do not fit the model, or are damaged."""
+
+
+class StorageError(TbxError):
+    """A file cannot be written. What was there before is unchanged."""
 
 
 class ShapeError(TbxError):

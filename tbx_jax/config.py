@@ -59,6 +59,8 @@ class ModelConfig(Record):
     The logical axes are in `tbx_jax.shapes`.
     """
 
+    model_config = pydantic.ConfigDict(allow_inf_nan=False)  # beside what `Record` says
+
     num_layers: Positive
     width: Positive
     num_heads: Positive

@@ -144,14 +144,25 @@ class Learner:
         peak, warmup = self.optim.learning_rate, self.optim.warmup_steps
         start = peak / max(warmup, 1)
         if self.optim.schedule == "cosine":
-            return optax.warmup_cosine_decay_schedule(start, peak, warmup, max(self.num_steps, warmup + 1))
+            end = max(self.num_steps, warmup + 1)
+            return optax.warmup_cosine_decay_schedule(start, peak, warmup, end, end_value=0.0, exponent=1.0)
         return optax.warmup_constant_schedule(start, peak, warmup) if warmup else optax.constant_schedule(peak)
 
     @functools.cached_property
     def optimizer(self) -> optax.GradientTransformation:
         return optax.chain(
             optax.clip_by_global_norm(self.optim.clip_norm),
-            optax.adamw(self.schedule, b1=self.optim.b1, b2=self.optim.b2, weight_decay=self.optim.weight_decay),
+            optax.adamw(
+                self.schedule,
+                b1=self.optim.b1,
+                b2=self.optim.b2,
+                eps=1e-8,
+                eps_root=0.0,
+                mu_dtype=None,
+                weight_decay=self.optim.weight_decay,
+                mask=None,
+                nesterov=False,
+            ),
         )
 
     def _step(

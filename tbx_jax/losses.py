@@ -12,6 +12,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+# Bound of a token's |log ratio| before the exponential: e^20 is 4.9e8. Without one e^89 is infinite in float32, and the
+# gradient of a clipped token zero times infinity; at e^44 already the square of a gradient is infinite in its norm.
+LARGEST_LOG_RATIO = 20.0
+
 
 class PolicyMetrics(NamedTuple):
     """Metrics of a policy update; `merge_metrics` merges those of micro-batches.
@@ -20,7 +24,7 @@ class PolicyMetrics(NamedTuple):
         loss: the scalar that was minimised.
         clip_fraction: share of trained tokens whose ratio lies beyond the clip that applies to them.
         approx_kl: estimate of KL(behavior || trained) in nats per token, mean of (ratio - 1) - log ratio.
-        ratio_max: largest pi / pi_behavior of a trained token.
+        ratio_max: largest pi / pi_behavior of a trained token, at most exp(`LARGEST_LOG_RATIO`), as in `approx_kl`.
         logp_gap_mean: mean |logp - logp_behavior|. Before the first optimizer step on a batch this is the
             disagreement between sampler and learner, which should be rounding only.
         logp_gap_max: the largest such gap.
@@ -65,7 +69,8 @@ def clipped_policy_loss(
     Equation 7 of PPO, one advantage per sequence, with a clip of its own on each side (clip-higher, DAPO
     section 3.1) and averaged over tokens rather than over sequences (DAPO section 3.3), so long episodes
     weigh more. With `dual_clip`, the cost of a token with a negative advantage is at most `dual_clip` times the
-    advantage's size, however large the ratio.
+    advantage's size, however large the ratio. Beyond `LARGEST_LOG_RATIO` the loss is constant: such a token has no
+    gradient.
 
     Args:
         logp_bt: log pi(token) under the parameters being trained, in nats, at the sampling temperature.
@@ -86,7 +91,8 @@ def clipped_policy_loss(
     """
     advantage_b1 = jax.lax.stop_gradient(advantage_b)[:, None]
     # Masked positions get log ratio 0 before the exponential: an infinity there would give 0 * inf in the gradient.
-    log_ratio_bt = jnp.where(loss_mask_bt, logp_bt - jax.lax.stop_gradient(logp_behavior_bt), 0.0)
+    difference_bt = jnp.where(loss_mask_bt, logp_bt - jax.lax.stop_gradient(logp_behavior_bt), 0.0)
+    log_ratio_bt = jnp.clip(difference_bt, -LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
     ratio_bt = jnp.exp(log_ratio_bt)
     clipped_bt = jnp.clip(ratio_bt, 1.0 - clip_low, 1.0 + clip_high)
     cost_bt = -jnp.minimum(ratio_bt * advantage_b1, clipped_bt * advantage_b1)
@@ -96,7 +102,7 @@ def clipped_policy_loss(
 
     beyond_bt = jnp.where(advantage_b1 > 0.0, ratio_bt > 1.0 + clip_high, ratio_bt < 1.0 - clip_low)
     beyond_bt &= advantage_b1 != 0.0
-    gap_bt = jnp.abs(log_ratio_bt)
+    gap_bt = jnp.abs(difference_bt)
     metrics = PolicyMetrics(
         loss=loss,
         clip_fraction=token_mean(beyond_bt.astype(loss.dtype), loss_mask_bt, num_trained),

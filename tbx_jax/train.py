@@ -28,10 +28,10 @@ from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.commands.environments import episode_options, opened_endpoints
 from tbx_envs.episode import FinishReason
 from tbx_envs.errors import ConfigError, EnvironmentFault
-from tbx_envs.evaluation.files import write_json
 from tbx_envs.evaluation.pool import load_pool, refuse_heldout
 from tbx_envs.evaluation.provenance import mark_provenance
 from tbx_envs.evaluation.task_lists import select_tasks
+from tbx_envs.files import write_json
 from tbx_envs.thinkingbox.dataset.guard import MARK, benchmark_uids, is_marked_policy
 from tbx_envs.vector import EpisodeSlots
 from tbx_jax.advantages import group_advantages
@@ -120,7 +120,8 @@ def train(config: TrainConfig, uids: Sequence[str], slots: EpisodeSlots) -> dict
         checkpoints = stack.enter_context(contextlib.closing(Checkpoints(output / "checkpoints")))
         state, progress = _resumed(checkpoints, learner.init(params), config, plan)
         log = MetricsLog(output / "metrics.jsonl", last_step=progress.step)
-        stack.enter_context(contextlib.closing(log))
+        for remark in checkpoints.remarks:
+            lines.say(remark)
         lines.say(f"{len(uids)} tasks, policy {config.policy}: {progress.step} of {config.steps} steps are done")
         for mark in marks:
             lines.say(f"every result is marked {mark}")
@@ -244,10 +245,11 @@ def _mean(values: Sequence[float | int | None]) -> float:
 def _resumed(
     checkpoints: Checkpoints, state: LearnerState, config: TrainConfig, plan: TaskPlan
 ) -> tuple[LearnerState, Progress]:
-    """State and progress of the newest checkpoint; without one the given state at step 0.
+    """State and progress of the newest checkpoint that is whole; without any the given state at step 0.
 
     Raises:
         ConfigError: the checkpoint is of another configuration or of other tasks.
+        CheckpointError: there are checkpoints, and all are damaged.
     """
     tasks = hashlib.sha256("\n".join(sorted(plan.uids)).encode()).hexdigest()
     fresh = Progress(step=0, position=0, config=config.model_dump(mode="json"), tasks=tasks)

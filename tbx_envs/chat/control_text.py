@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tbx_envs.chat.exact_tokens import exactly_decoded, exactly_encoded
 from tbx_envs.errors import ConfigError
 from tbx_envs.messages import BadCall, Message, Text, ToolCall, Turn
 
@@ -49,7 +50,7 @@ class ControlText:
         for string in strings:
             text = f"a {string} b"
             ids = self.encode(self.marked(text))
-            read = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            read = exactly_decoded(tokenizer, ids)
             if read != text or tokenizer.convert_tokens_to_ids(string) in ids:
                 raise ConfigError(
                     f"the tokenizer cannot spell {string!r} in ordinary tokens, so a user or a tool that says it would "
@@ -103,7 +104,7 @@ class ControlText:
             pieces += [""] * ends
             start = marks.end()
         pieces[-1] += rendered[start:]
-        return [number for piece in pieces for number in self._tokenizer.encode(piece, add_special_tokens=False)]
+        return [number for piece in pieces for number in exactly_encoded(self._tokenizer, piece)]
 
 
 def _starts(strings: Iterable[str]) -> re.Pattern[str]:

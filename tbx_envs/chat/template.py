@@ -38,6 +38,7 @@ from typing import Any, Literal
 
 from tbx_envs.chat.control_text import ControlText
 from tbx_envs.chat.detection import PROBE_TOOLS, written_format
+from tbx_envs.chat.exact_tokens import exactly_decoded, exactly_encoded
 from tbx_envs.chat.interpretation import interpret
 from tbx_envs.chat.reasoning import THINK_CLOSE, THINK_OPEN
 from tbx_envs.chat.sized_cache import SizedCache
@@ -162,7 +163,7 @@ class ChatTemplate:
         have to write, so that it is parsed as reasoning, closed or not.
         """
         kept = ids[:-1] if ids and ids[-1] in self.end_of_turn_ids else ids
-        text = self._tokenizer.decode(kept, skip_special_tokens=False)
+        text = exactly_decoded(self._tokenizer, kept)
         return THINK_OPEN + text if self.opens_reasoning else text
 
     # --- the same as text -----------------------------------------------------------------------------------
@@ -226,7 +227,7 @@ class ChatTemplate:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of rendered text, whoever wrote its parts; nothing is prepended."""
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return exactly_encoded(self._tokenizer, text)
 
     def _marked(self, messages: Sequence[Message]) -> Sequence[Message]:
         return messages if self._control is None else [self._control.message(message) for message in messages]
@@ -280,7 +281,7 @@ class ChatTemplate:
                 f"the chat template puts {behind!r} after an answer, which does not start with a special token of the "
                 f"tokenizer; the policy could not end its turn. Use a template that ends turns with one."
             )
-        return ids[0], self._tokenizer.decode([ids[0]], skip_special_tokens=False)
+        return ids[0], exactly_decoded(self._tokenizer, ids[:1])
 
     def _other_ends(self) -> set[int]:
         added = self._tokenizer.added_tokens_decoder

@@ -15,6 +15,7 @@ from typing import Any
 
 import jinja2
 
+from tbx_envs.chat.template_bounds import excess
 from tbx_envs.errors import ConfigError, did_you_mean
 
 # The date in Llama's templates when none is given.
@@ -36,8 +37,8 @@ class TemplateText:
         now: moment whose date the template shows.
 
     Raises:
-        ConfigError: there is no template, it reads the date in a way that cannot be fixed, or it does not read one of
-            the options.
+        ConfigError: there is no template, it takes too much to render, it reads the date in a way that cannot be fixed,
+            or it does not read one of the options.
     """
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any], now: datetime.datetime) -> None:
@@ -48,6 +49,11 @@ class TemplateText:
             raise ConfigError(
                 f"the tokenizer has no chat template ({error}). Put chat_template.jinja into the model's folder."
             ) from error
+        if (reason := excess(source)) is not None:
+            raise ConfigError(
+                f"the tokenizer's chat template {reason}. Put the template of the model's authors into the policy's "
+                f"folder."
+            )
         _require_known(options, source, taken=inspect.signature(self._apply).parameters)
         self._options = dict(options)
         self._now = now

@@ -24,13 +24,14 @@ from tbx_envs.commands.environments import (
 )
 from tbx_envs.endpoints.costs import run_costs
 from tbx_envs.errors import ConfigError, did_you_mean
-from tbx_envs.evaluation.files import Row, load_rows, write_json
+from tbx_envs.evaluation.files import Row, load_rows
 from tbx_envs.evaluation.pool import Pool, refuse_heldout, save_pool, select_pool
 from tbx_envs.evaluation.provenance import mark_provenance
 from tbx_envs.evaluation.regrade import regrade
 from tbx_envs.evaluation.report import RunProgress, print_pool, print_run
 from tbx_envs.evaluation.run import refuse_many_voids, run, summarize, tallies_of
 from tbx_envs.evaluation.task_lists import select_tasks
+from tbx_envs.files import CHECKSUMS, sha256_of, write_json
 from tbx_envs.runtime import EpisodeOptions
 from tbx_envs.thinkingbox.dataset.guard import MARK, is_marked_policy
 from tbx_envs.version import DISTRIBUTION
@@ -267,9 +268,8 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def _files_hash(folder: Path, files: Sequence[Path]) -> str:
-    """SHA-256 (hex) over the names and contents of files in a folder."""
+    """SHA-256 (hex) over the names and contents of files in a folder, without the checksums, which say the same."""
     total = hashlib.sha256()
-    for path in files:
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        total.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
+    for path in (path for path in files if path.name != CHECKSUMS):
+        total.update(f"{path.relative_to(folder).as_posix()} {sha256_of(path)}\n".encode())
     return total.hexdigest()

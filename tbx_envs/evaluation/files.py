@@ -7,16 +7,28 @@ which is dropped when the evaluation run is resumed.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from tbx_envs.episode import Episode
 from tbx_envs.errors import ConfigError
 from tbx_envs.evaluation.transcripts import episode_record
+from tbx_envs.files import append_line, read_object, read_records, refuse_record, storing, write_json, write_lines
 
 Row = dict[str, Any]
+
+_TO_DO = "Restore it from a copy, or choose another output_dir."
+# What every row has, and what its values are; tbx 0.1 wrote these already.
+_ROW_KEYS: Mapping[str, tuple[type, ...]] = {
+    "uid": (str,),
+    "attempt": (int,),
+    "passed": (bool, type(None)),
+    "fault": (str, type(None)),
+    "retry": (int,),
+    "usage": (dict,),
+}
+_HEADER_KEYS: Mapping[str, tuple[type, ...]] = {"tasks": (dict,), "attempts": (int,), "policy": (dict,)}
 
 HEADER = "evaluation.json"
 _OLD_HEADER = "campaign.json"  # its name in tbx 0.1
@@ -50,26 +62,31 @@ class RunLog:
             )
         else:
             write_json(rows_path.with_name(HEADER), fingerprint)
-        self.rows = {(row["uid"], row["attempt"]): row for row in _whole_lines(rows_path)}
+        self.rows = _rows_in(rows_path)
+        if self.rows and not self._episodes_path.is_file():
+            raise ConfigError(
+                f"{self._episodes_path}: the episodes are not there, and {rows_path.name} beside it has "
+                f"{len(self.rows)} rows of them. {_TO_DO}"
+            )
         _drop_cut_line(rows_path)
         _drop_cut_line(self._episodes_path)
 
     def append(self, row: Row, episode: Episode) -> None:
         """Write one attempt; the operating system has it when this returns."""
         # The episode first: every row's transcript must exist.
-        _append_line(self._episodes_path, episode_record(episode))
-        _append_line(self._rows_path, row)
+        append_line(self._episodes_path, json.dumps(episode_record(episode)))
+        append_line(self._rows_path, json.dumps(row))
         self.rows[row["uid"], row["attempt"]] = row
 
     def rewrite_in_order(self, wanted: Sequence[tuple[str, int]]) -> None:
         """Rewrite the files with one row and one episode per attempt, leaving out void tries that were repeated."""
         lines = [json.dumps(self.rows[key]) for key in wanted]
-        _replace(self._rows_path, lines)
+        write_lines(self._rows_path, lines)
         # All episodes may be too large for memory: only their places in the file are kept.
         places = _last_places(self._episodes_path)
         if places:
             with self._episodes_path.open("rb") as file:
-                _replace(self._episodes_path, (_line_at(file, places[key]) for key in wanted if key in places))
+                write_lines(self._episodes_path, (_line_at(file, places[key]) for key in wanted if key in places))
 
 
 def _refuse_another(there: Mapping[str, Any], wanted: Mapping[str, Any], header: Path) -> None:
@@ -102,8 +119,7 @@ def load_rows(folder: Path | str) -> tuple[dict[str, Any], list[Row]]:
     header = _header_in(folder)
     if header is None:
         raise ConfigError(f"{folder} holds no evaluation run (no {HEADER}). Give the output_dir of `tbx evaluate`.")
-    rows = {(row["uid"], row["attempt"]): row for row in _whole_lines(folder / "rows.jsonl")}
-    return _fingerprint(header), list(rows.values())
+    return _fingerprint(header), list(_rows_in(folder / "rows.jsonl").values())
 
 
 def _header_in(folder: Path) -> Path | None:
@@ -111,8 +127,10 @@ def _header_in(folder: Path) -> Path | None:
 
 
 def _fingerprint(header: Path) -> dict[str, Any]:
-    fingerprint = json.loads(header.read_text(encoding="utf-8"))
-    return {**fingerprint, "policy": with_current_keys(fingerprint.get("policy", {}))}
+    fingerprint = read_object(header, "the header of an evaluation run", to_do=_TO_DO)
+    if (odd := _odd_key(fingerprint, _HEADER_KEYS)) is not None:
+        raise ConfigError(f"{header}: not the header of an evaluation run: {odd}. {_TO_DO}")
+    return {**fingerprint, "policy": with_current_keys(fingerprint["policy"])}
 
 
 def with_current_keys(policy: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,36 +138,33 @@ def with_current_keys(policy: Mapping[str, Any]) -> dict[str, Any]:
     return {"error_rate" if key == "lapse" else key: value for key, value in policy.items()}
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write indented JSON, completely or not at all."""
-    _replace(path, [json.dumps(value, indent=2, ensure_ascii=False)])
+def _rows_in(path: Path) -> dict[tuple[str, int], Row]:
+    """(uid, attempt) -> row; of several, the last. Empty where there is no such file yet."""
+    rows: dict[tuple[str, int], Row] = {}
+    if path.is_file():
+        to_do = "Remove the line, or choose another output_dir."
+        for number, row in read_records(path, "rows of an evaluation run", to_do=to_do):
+            if (odd := _odd_key(row, _ROW_KEYS)) is not None:
+                refuse_record(path, number, "rows of an evaluation run", odd, to_do=to_do)
+            rows[row["uid"], row["attempt"]] = row
+    return rows
 
 
-def _append_line(path: Path, value: Any) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(value) + "\n")
-
-
-def _whole_lines(path: Path) -> Iterator[Row]:
-    if not path.is_file():
-        return
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.endswith("\n"):
-                return
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ConfigError(
-                    f"{path} line {number} is not JSON ({line[:40]!r}). Remove the line, or choose another output_dir."
-                ) from error
+def _odd_key(record: Mapping[str, Any], keys: Mapping[str, tuple[type, ...]]) -> str | None:
+    """What is wrong with the first key that is missing or has a value of another kind; None when none is."""
+    for key, kinds in keys.items():
+        if key not in record:
+            return f"{key!r} is missing"
+        if not isinstance(record[key], kinds) or (isinstance(record[key], bool) and bool not in kinds):
+            return f"{key!r} is {record[key]!r}"
+    return None
 
 
 def _drop_cut_line(path: Path) -> None:
     """Cut a file after its last line break, so that the next record starts a line."""
     if not path.is_file():
         return
-    with path.open("r+b") as file:
+    with storing(path), path.open("r+b") as file:
         whole = sum(len(line) for line in file if line.endswith(b"\n"))
         file.truncate(whole)
 
@@ -160,9 +175,12 @@ def _last_places(path: Path) -> dict[tuple[str, int], int]:
     if path.is_file():
         with path.open("rb") as file:
             place = 0
-            for line in file:
-                record = json.loads(line)
-                places[record["uid"], record["attempt"]] = place
+            for number, line in enumerate(file, start=1):
+                try:
+                    record = json.loads(line)
+                    places[record["uid"], record["attempt"]] = place
+                except (ValueError, TypeError, KeyError) as error:
+                    refuse_record(path, number, "episodes of an evaluation run", error, to_do=_TO_DO)
                 place += len(line)
     return places
 
@@ -170,10 +188,3 @@ def _last_places(path: Path) -> dict[tuple[str, int], int]:
 def _line_at(file: BinaryIO, place: int) -> str:
     file.seek(place)
     return file.readline().decode().removesuffix("\n")
-
-
-def _replace(path: Path, lines: Iterable[str]) -> None:
-    new = path.with_name(path.name + ".new")
-    with new.open("w", encoding="utf-8") as file:
-        file.writelines(line + "\n" for line in lines)
-    os.replace(new, path)

@@ -17,8 +17,9 @@ from typing import Any
 from tbx_envs.domains import load_domain
 from tbx_envs.errors import ConfigError, DomainError
 from tbx_envs.evaluation import beta
-from tbx_envs.evaluation.files import with_current_keys, write_json
+from tbx_envs.evaluation.files import with_current_keys
 from tbx_envs.evaluation.metrics import Tally
+from tbx_envs.files import read_object, write_json
 from tbx_envs.sources import find_task, task_hash
 from tbx_envs.thinkingbox.dataset import is_dataset_uid
 from tbx_envs.thinkingbox.dataset.guard import MARK, benchmark_uids, refuse_benchmark
@@ -167,8 +168,8 @@ def save_pool(pool: Pool, path: Path) -> None:
     """
     record = _record(pool)
     if path.is_file():
-        there = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(there, dict) and isinstance(there.get("policy"), dict):
+        there = read_object(path, "a pool", to_do="Choose another file.")
+        if isinstance(there.get("policy"), dict):
             there["policy"] = with_current_keys(there["policy"])
         if there != record:
             raise ConfigError(f"{path} holds another pool, and a pool never changes. Choose another file.")
@@ -188,10 +189,10 @@ def load_pool(path: Path | str) -> Pool:
     if not path.is_file():
         raise ConfigError(f"no pool at {path}. Make one with `tbx pool`, or give pool=null.")
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_object(path, "a pool", to_do="Make one with `tbx pool`.")
         candidates = tuple(PoolTask(**task) for task in record.pop("tasks"))
         pool = Pool(candidates=candidates, **{**record, "bands": tuple(record["bands"])})
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is not a pool file ({error}). Make one with `tbx pool`.") from error
     problems = [problem for task in pool.candidates if task.kept and (problem := _problem(task))]
     if problems:

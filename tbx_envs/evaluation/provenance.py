@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.metadata
-import json
 import os
 import platform
 import subprocess
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tbx_envs.errors import ConfigError
-from tbx_envs.evaluation.files import write_json
+from tbx_envs.files import read_object, write_json
 from tbx_envs.version import __version__
 
 # Libraries that could change a result; each is listed only where it is installed.
@@ -64,13 +63,13 @@ def provenance(folder: Path | str, config: Mapping[str, Any], command: Sequence[
     """
     path = Path(folder) / "run.json"
     with _alone_in(Path(folder)):
-        before = path.read_text(encoding="utf-8") if path.is_file() else None
+        before = path.read_bytes() if path.is_file() else None
         write_provenance(folder, config, command)
         try:
             yield
         except ConfigError:
             if before is not None:
-                path.write_text(before, encoding="utf-8")
+                path.write_bytes(before)
             raise
 
 
@@ -100,7 +99,8 @@ def mark_provenance(folder: Path | str, fact: str) -> None:
     """Add `fact: true` to a run's `run.json`; does nothing where the file does not exist (a run from Python)."""
     path = Path(folder) / "run.json"
     if path.is_file():
-        write_json(path, {**json.loads(path.read_text(encoding="utf-8")), fact: True})
+        record = read_object(path, "the record of a run", to_do="Remove it, or choose another output_dir.")
+        write_json(path, {**record, fact: True})
 
 
 def library_versions() -> dict[str, str]:

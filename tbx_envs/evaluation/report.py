@@ -24,6 +24,7 @@ from tbx_envs.evaluation.compare import Comparison
 from tbx_envs.evaluation.files import Row, load_rows
 from tbx_envs.evaluation.pool import BANDS, Pool
 from tbx_envs.evaluation.run import summarize
+from tbx_envs.files import read_object
 from tbx_envs.thinkingbox.dataset.guard import MARK
 
 
@@ -89,7 +90,8 @@ def run_summary(folder: Path | str, seed: int = 0) -> dict[str, Any]:
 def _written_costs(folder: Path) -> dict[str, Any]:
     """The costs that the finished evaluation run wrote into its summary, since rows contain no prices."""
     path = folder / "summary.json"
-    written = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    to_do = "Remove it: `tbx evaluate` in the same output_dir writes it again."
+    written = read_object(path, "the summary of an evaluation run", to_do=to_do) if path.is_file() else {}
     return {"costs": written["costs"]} if "costs" in written else {}
 
 

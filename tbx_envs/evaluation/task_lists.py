@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tbx_envs.domains import NAMES, load_domain
 from tbx_envs.errors import ConfigError, DomainError, did_you_mean
+from tbx_envs.files import read_text
 from tbx_envs.sources import find_task, source_of
 from tbx_envs.thinkingbox.dataset import is_dataset_uid, refuse_broken, registered_datasets
 from tbx_envs.thinkingbox.dataset.names import read_test_list, repeated, uid_of_name
@@ -115,5 +116,6 @@ def _from_file(path: Path) -> tuple[str, ...]:
 
 
 def _lines_of(path: Path) -> tuple[str, ...]:
-    lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
+    text = read_text(path, "a list of tasks", to_do="Give a text file with one uid in each line.")
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return tuple(uid for uid in lines if uid)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tbx_envs.episode import CheckReport, Episode, Fault, FinishReason
-from tbx_envs.errors import ConfigError
+from tbx_envs.files import read_records, refuse_record
 from tbx_envs.messages import BadCall, Message, Text, ToolCall, ToolResult, Turn
 from tbx_envs.rendering import transcript_text
 
@@ -102,14 +101,15 @@ def load_episodes(path: Path) -> Iterator[Episode]:
     """The episodes of a file of JSON lines; a last line that was cut off is skipped.
 
     Raises:
-        ConfigError: no such file.
+        ConfigError: no such file, or a line in it that is no episode.
     """
-    if not path.is_file():
-        raise ConfigError(f"no transcripts at {path}. Give the output_dir of a finished or running `tbx evaluate`.")
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            if line.endswith("\n"):
-                yield episode_from_record(json.loads(line))
+    what, to_do = "episodes of an evaluation run", "Give the output_dir of a finished or running `tbx evaluate`."
+    for number, record in read_records(path, what, to_do=to_do):
+        try:
+            episode = episode_from_record(record)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            refuse_record(path, number, what, error, to_do="Restore the file from a copy, or remove the line.")
+        yield episode
 
 
 def episode_text(episode: Episode, *, system: bool = False) -> str:

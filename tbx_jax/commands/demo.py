@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tbx_envs.commands import evaluate
-from tbx_envs.evaluation.files import write_json
 from tbx_envs.evaluation.task_lists import select_tasks
+from tbx_envs.files import write_json
 from tbx_envs.sources import find_task, is_heldout_family
 from tbx_jax import train
 from tbx_jax.commands.chart import draw_demo

@@ -30,6 +30,7 @@ from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.domains import Domain, load_domain
 from tbx_envs.episode import Episode
 from tbx_envs.errors import ConfigError, DomainError, did_you_mean
+from tbx_envs.files import write_json
 from tbx_envs.messages import Message, ToolCall, Turn
 from tbx_envs.seeding import derive, rng
 from tbx_jax.batching import Batch, build_batch, length_buckets
@@ -78,7 +79,7 @@ def run(config: SftConfig) -> dict[str, Any]:
         "minutes": (time.monotonic() - started) / 60,
         **figures,
     }
-    (output / "sft.json").write_text(json.dumps(summary, indent=2) + "\n")
+    write_json(output / "sft.json", summary)
     console.print(f"policy written to {output / 'policy'} in {summary['minutes']:.1f} minutes")
     return summary
 

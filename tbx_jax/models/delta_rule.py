@@ -26,6 +26,9 @@ from jaxtyping import Array, Float, Int
 _CHUNK = 64
 # Triangular blocks up to this size are inverted by their powers.
 _BLOCK = 8
+# The exponential of anything lower is zero in float32. `chunked` sums log decays over a chunk, and a sum of large ones
+# has no digits left for the others.
+_FORGETS_ALL = -104.0
 
 
 def recurrent(
@@ -85,7 +88,7 @@ def chunked(
     continues_ab1i = segments_ab1i == before_ab11
     lasting_ab1i = segments_ab1i == segments_ab1i[..., -1:]
 
-    since_start_abui = jnp.cumsum(log_decay, axis=-1)
+    since_start_abui = jnp.cumsum(jnp.maximum(log_decay, _FORGETS_ALL), axis=-1)
     place_i = jnp.arange(size)
     sees_ab1ij = (place_i[:, None] >= place_i[None, :]) & (segments_ab1i[..., :, None] == segments_ab1i[..., None, :])
     between = jnp.where(sees_ab1ij, since_start_abui[..., :, None] - since_start_abui[..., None, :], -jnp.inf)

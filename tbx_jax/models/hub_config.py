@@ -1,7 +1,8 @@
 """`config.json` of published models, read into a `ModelConfig` and written from one.
 
 Reading is strict: a key that changes what a model computes and is not implemented is an error, and so is an unknown
-key. One message lists all problems of a file.
+key. Of two keys that say the same thing none is dropped: they agree, or that is an error too. One message lists all
+problems of a file.
 
 Source of keys and of their defaults: the configuration classes of transformers 5.24.
 """
@@ -30,18 +31,25 @@ _MIXTURES = ("moe", "mixtral", "next", "exp")  # parts of names of model types w
 # Keys without effect on what a language model computes.
 _INERT = frozenset(
     [
+        "_attn_implementation_autoset",
         "_name_or_path",
         "architectures",
         "bos_token_id",
         "dtype",
         "eos_token_id",
+        "id2label",
         "initializer_range",
         "is_llama_config",
+        "label2id",
         "max_window_layers",
         "mtp_num_hidden_layers",
         "mtp_use_dedicated_embeddings",
+        "output_attentions",
+        "output_hidden_states",
         "pad_token_id",
         "pretraining_tp",
+        "problem_type",
+        "return_dict",
         "sliding_window",
         "torch_dtype",
         "transformers.js_config",
@@ -51,10 +59,44 @@ _INERT = frozenset(
         "use_cache",
     ]
 )
+# Keys that published files have at one value, which is what is implemented; a missing or null key means the same.
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "attention_bias": (False,),
+    "attention_dropout": (0,),
+    "chunk_size_feed_forward": (0,),
+    "is_encoder_decoder": (False,),
+    "mlp_only_layers": ([],),
+    "quantization_config": (),
+}
+_ONLY_DENSE = {
+    "mlp_bias": (False,),
+    "rope_interleaved": (False,),
+    "use_mrope": (False,),
+    "use_sliding_window": (False,),
+}
+_ONLY_HYBRID = {
+    "attn_output_gate": (True,),
+    "mamba_ssm_dtype": ("float32",),
+    "output_gate_type": ("swish", "silu"),  # two names of one function: the gate behind the delta rule
+}
+# Keys of a composite beside its language model; they are about images.
+_OF_IMAGES = frozenset(
+    [
+        "image_token_id",
+        "language_model_only",
+        "video_token_id",
+        "vision_config",
+        "vision_end_token_id",
+        "vision_start_token_id",
+    ]
+)
+# Base of the rotary positions of files that give none in the place that counts, as in transformers.
+_DEFAULT_THETA = 10000.0
 # Read elsewhere, or about the positions of images.
 _ROPE_KNOWN = frozenset(
     {"rope_theta", "rope_type", "type", "partial_rotary_factor", "mrope_interleaved", "mrope_section"}
 )
+_WITHOUT_EFFECT_ON_TEXT = frozenset({"mrope_interleaved", "mrope_section"})
 _LLAMA3_KEYS = {
     "factor": "factor",
     "low_freq_factor": "low_freq_factor",
@@ -83,15 +125,13 @@ def read_config(fields: Mapping[str, Any], dtype: str | None = None) -> tuple[Mo
         raise CheckpointError(
             f"model_type {model_type!r} is {reason}.{did_you_mean(str(model_type), TYPES)} Known: {', '.join(TYPES)}."
         )
-    if model_type == COMPOSITE_TYPE:
-        text = dict(fields.get("text_config") or {})
-        fields = {"tie_word_embeddings": fields.get("tie_word_embeddings", False), "dtype": fields.get("dtype"), **text}
-    keys = _Keys(fields)
-    config = _hybrid(keys) if model_type in (HYBRID_TYPE, COMPOSITE_TYPE) else _dense(keys, model_type)
+    keys = _of_language_model(fields) if model_type == COMPOSITE_TYPE else _Keys(fields)
+    is_hybrid = model_type in (HYBRID_TYPE, COMPOSITE_TYPE)
+    config = _hybrid(keys) if is_hybrid else _dense(keys, model_type)
     vocabulary = keys.take("vocab_size")
     keys.must("hidden_act", "silu")
-    keys.must("attention_dropout", 0, absent=0)
-    keys.must("quantization_config", None, absent=None)
+    for key, implemented in (_ONLY | (_ONLY_HYBRID if is_hybrid else _ONLY_DENSE)).items():
+        keys.must(key, *implemented, may_be_absent=True)
     config |= {
         "num_layers": keys.take("num_hidden_layers"),
         "width": keys.take("hidden_size"),
@@ -100,29 +140,57 @@ def read_config(fields: Mapping[str, Any], dtype: str | None = None) -> tuple[Mo
         "tie_embeddings": keys.take("tie_word_embeddings", False),
         "max_length": keys.take("max_position_embeddings"),
         "token_shift": 0,
-        "dtype": dtype or fields.get("dtype") or fields.get("torch_dtype") or "float32",
+        "dtype": dtype or keys.agreed("the type of the computation", "dtype", "torch_dtype") or "float32",
     }
     keys.finish(model_type)
     return validated(ModelConfig, config), vocabulary
+
+
+def _of_language_model(fields: Mapping[str, Any]) -> _Keys:
+    """The keys of the language model in a composite; what the composite says itself must not differ from them."""
+    text = fields.get("text_config")
+    if not isinstance(text, Mapping):
+        raise CheckpointError(f"model_type {COMPOSITE_TYPE!r} needs text_config, an object; it is {text!r}.")
+    outer = {key: value for key, value in fields.items() if key not in ("text_config", "model_type")}
+    outer = {key: value for key, value in outer.items() if key not in _OF_IMAGES and value is not None}
+    # The composite's own value is the one that transformers reads.
+    tied = bool(outer.pop("tie_word_embeddings", False))
+    keys = _Keys({"tie_word_embeddings": tied, **text})
+    if keys.peek("tie_word_embeddings") not in (None, tied):
+        keys.problems.append(f"tie_word_embeddings is {tied} for the composite and {not tied} in text_config")
+    if text.get("model_type") not in (None, HYBRID_TYPE, COMPOSITE_TYPE):
+        keys.problems.append(
+            f"text_config is of model_type {text['model_type']!r}, implemented is {HYBRID_TYPE!r} only"
+        )
+    for key, value in outer.items():
+        if key in ("dtype", "torch_dtype"):
+            keys.also(key, value)
+        elif key not in _INERT and text.get(key) != value:
+            there = f"{text[key]!r} in it" if key in text else "not read there"
+            keys.problems.append(f"{key} is {value!r} beside text_config and {there}")
+    return keys
 
 
 def _dense(keys: _Keys, model_type: str) -> dict[str, Any]:
     """The keys of dense models."""
     num_heads, width = keys.take("num_attention_heads"), keys.peek("hidden_size")
     own_width = width // num_heads if isinstance(width, int) and isinstance(num_heads, int) and num_heads else None
-    keys.must("attention_bias", False, absent=False)
-    keys.must("mlp_bias", False, absent=False)
-    keys.must("rope_interleaved", False, absent=False)
-    keys.must("use_sliding_window", False, absent=False)
     layers = keys.take("layer_types", None)
-    if layers is not None and set(layers) != {"full_attention"}:
-        keys.problems.append(f"layer_types has {', '.join(sorted(set(layers)))}; implemented is full_attention only")
-    if (keys.peek("rope_parameters") or {}).get("partial_rotary_factor", 1.0) != 1.0:
+    if layers is not None and (not isinstance(layers, list) or set(map(str, layers)) != {"full_attention"}):
+        named = ", ".join(sorted(set(map(str, layers)))) if isinstance(layers, list) else repr(layers)
+        keys.problems.append(f"layer_types has {named}; implemented is full_attention only")
+    elif layers is not None and len(layers) != keys.peek("num_hidden_layers"):
+        keys.problems.append(
+            f"layer_types has {len(layers)} layers, num_hidden_layers is {keys.peek('num_hidden_layers')}"
+        )
+    theta, scaling, share = _rope(keys, kinds=("default", "llama3"))
+    if share not in (None, 1.0):
         keys.problems.append("partial_rotary_factor is implemented for hybrids only")
-    theta, scaling = _rope(keys, kinds=("default", "llama3"))
+    # transformers has a default of its own for this key in Qwen's types: 32, whatever the number of heads.
+    kv_heads_default = num_heads if model_type == "llama" or keys.has("num_key_value_heads") else _REQUIRED
     return {
         "num_heads": num_heads,
-        "num_kv_heads": keys.take("num_key_value_heads", num_heads),
+        "num_kv_heads": keys.take("num_key_value_heads", kv_heads_default),
         "head_width": keys.take("head_dim", own_width if model_type != "qwen3" else _REQUIRED),
         "rope_theta": theta,
         "rope_scaling": scaling,
@@ -134,13 +202,8 @@ def _dense(keys: _Keys, model_type: str) -> dict[str, Any]:
 
 def _hybrid(keys: _Keys) -> dict[str, Any]:
     """The keys of hybrids of the Qwen3.5 type."""
-    keys.must("attention_bias", False, absent=False)
-    keys.must("attn_output_gate", True, absent=True)
-    keys.must("mamba_ssm_dtype", "float32", absent="float32")
     head_width = keys.take("head_dim")
-    rope = keys.peek("rope_parameters") or {}
-    share = rope.get("partial_rotary_factor", keys.take("partial_rotary_factor", 0.25))
-    theta, scaling = _rope(keys, kinds=("default",))
+    theta, scaling, share = _rope(keys, kinds=("default",))
     return {
         "num_heads": keys.take("num_attention_heads"),
         "num_kv_heads": keys.take("num_key_value_heads"),
@@ -151,7 +214,7 @@ def _hybrid(keys: _Keys) -> dict[str, Any]:
         "qkv_bias": False,
         "hybrid": {
             "delta_layers": _delta_layers(keys),
-            "rotary_width": int((head_width or 0) * share),
+            "rotary_width": int((head_width or 0) * (0.25 if share is None else share)),
             "conv_taps": keys.take("linear_conv_kernel_dim"),
             "key_heads": keys.take("linear_num_key_heads"),
             "value_heads": keys.take("linear_num_value_heads"),
@@ -178,38 +241,80 @@ def _delta_layers(keys: _Keys) -> int:
     return max(period - 1, 1)
 
 
-def _rope(keys: _Keys, kinds: tuple[str, ...]) -> tuple[Any, dict[str, Any] | None]:
-    """Base and scaling of the rotary positions, from the keys of transformers 4 or 5."""
-    old, new, theta = keys.take("rope_scaling", None), keys.take("rope_parameters", None), keys.take("rope_theta", None)
-    rope = dict(new or old or {})
-    theta = rope.get("rope_theta", theta)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if theta is None:
-        keys.problems.append("rope_theta is missing")
+def _rope(keys: _Keys, kinds: tuple[str, ...]) -> tuple[Any, dict[str, Any] | None, Any]:
+    """Base and scaling of the rotary positions, and the share of a head that turns; keys of transformers 4 or 5."""
+    rope = _agreed_rope(keys)
+    theta, kind, share = rope["rope_theta"], rope["rope_type"], rope.get("partial_rotary_factor")
     if kind not in kinds:
         keys.problems.append(f"rotary positions of type {kind!r} are not implemented, only {' and '.join(kinds)}")
-        return theta, None
+        return theta, None, share
     known = _ROPE_KNOWN | (set(_LLAMA3_KEYS.values()) if kind == "llama3" else set())
     unknown = sorted(set(rope) - known)
     if unknown:
         keys.problems.append(f"unknown keys of rope_parameters: {', '.join(unknown)}")
     if kind == "default":
-        return theta, None
-    rope.setdefault("original_max_position_embeddings", keys.peek("max_position_embeddings"))
+        return theta, None, share
     missing = [key for key in _LLAMA3_KEYS.values() if rope.get(key) is None]
     if missing:
         keys.problems.append(f"rope_parameters of type llama3 lack {', '.join(missing)}")
-        return theta, None
-    return theta, {name: rope[key] for name, key in _LLAMA3_KEYS.items()}
+        return theta, None, share
+    return theta, {name: rope[key] for name, key in _LLAMA3_KEYS.items()}, share
+
+
+def _agreed_rope(keys: _Keys) -> dict[str, Any]:
+    """What `rope_scaling`, `rope_parameters` and the keys beside them say together.
+
+    transformers 5 takes `rope_scaling` where there is one and drops `rope_parameters`; older programs know only the
+    first. So both must come to the same, each completed from the keys beside them.
+    """
+    places = {key: keys.take_object(key) for key in ("rope_scaling", "rope_parameters")}
+    beside = {key: keys.take(key, None) for key in ("rope_theta", "partial_rotary_factor")}
+    beside = {key: value for key, value in beside.items() if value is not None}
+    if "rope_theta" not in beside and not any("rope_theta" in place for place in places.values()):
+        keys.problems.append("rope_theta is missing")
+    given = {name: place for name, place in places.items() if place} or {"rope_parameters": {}}
+    setups = {name: _completed_rope(keys, name, place, beside) for name, place in given.items()}
+    first = next(iter(setups.values()))  # rope_scaling before rope_parameters
+    for setup in setups.values():
+        for key in sorted(first.keys() | setup.keys()):
+            if first.get(key) != setup.get(key) and key not in _WITHOUT_EFFECT_ON_TEXT:
+                keys.problems.append(
+                    f"{key} is {first.get(key)!r} by rope_scaling and {setup.get(key)!r} by rope_parameters; remove one"
+                )
+    return first
+
+
+def _completed_rope(keys: _Keys, name: str, place: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
+    """One object of rotary positions with the keys that it leaves to others, and with one name for its type."""
+    rope = {key: value for key, value in place.items() if value is not None}
+    for key, value in beside.items():
+        if rope.get(key, value) != value:
+            keys.problems.append(f"{key} is {rope[key]!r} in {name} and {value!r} beside it; remove one")
+    kinds = [rope.pop(key) for key in ("rope_type", "type") if key in rope] or ["default"]
+    if kinds[0] != kinds[-1]:
+        keys.problems.append(f"{name} is of type {kinds[0]!r} by rope_type and {kinds[-1]!r} by type; remove one")
+    rope = {"rope_theta": _DEFAULT_THETA, **beside, **rope, "rope_type": kinds[0]}
+    if kinds[0] == "llama3":
+        rope.setdefault("original_max_position_embeddings", keys.peek("max_position_embeddings"))
+    return rope
 
 
 class _Keys:
     """Reads the keys of a file, and collects problems."""
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
-        self._fields = fields
+        self._fields = dict(fields)
+        self._beside: dict[str, Any] = {}
         self._taken: set[str] = set()
         self.problems: list[str] = []
+
+    def also(self, key: str, value: Any) -> None:
+        """Adds a key that the file has in a second place."""
+        self._beside[key] = value
+
+    def has(self, key: str) -> bool:
+        """True when the file has the key, null or not."""
+        return key in self._fields
 
     def peek(self, key: str) -> Any:
         return self._fields.get(key)
@@ -225,10 +330,29 @@ class _Keys:
             return absent
         return value
 
-    def must(self, key: str, value: Any, *, absent: Any = _REQUIRED) -> None:
-        """Adds a problem when the key has any other value, since only `value` is implemented."""
-        if (found := self.take(key, absent)) != value and not (found is None and absent is _REQUIRED):
-            self.problems.append(f"{key} is {found!r}, implemented is {value!r} only")
+    def take_object(self, key: str) -> Mapping[str, Any]:
+        """The object of a key, empty when it is missing or null."""
+        value = self.take(key, {})
+        if isinstance(value, Mapping):
+            return value
+        self.problems.append(f"{key} is {value!r}, wanted an object")
+        return {}
+
+    def must(self, key: str, *implemented: Any, may_be_absent: bool = False) -> None:
+        """Adds a problem when the key has any other value, since no other is implemented."""
+        found = self.take(key, None if may_be_absent else _REQUIRED)
+        if found is None or found in implemented:
+            return
+        only = " or ".join(map(repr, implemented))
+        self.problems.append(f"{key} is {found!r}, implemented is {only or 'null'} only")
+
+    def agreed(self, what: str, *names: str) -> Any:
+        """What keys that mean the same say together; None when there is none of them."""
+        said = [(name, place[name]) for place in (self._fields, self._beside) for name in names if place.get(name)]
+        if any(value != said[0][1] for _, value in said):
+            places = ", ".join(f"{name} {value!r}" for name, value in said)
+            self.problems.append(f"the file has more than one value for {what}: {places}; leave one")
+        return said[0][1] if said else None
 
     def finish(self, model_type: str) -> None:
         """Raises CheckpointError for all problems, unknown keys among them."""

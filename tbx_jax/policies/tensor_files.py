@@ -22,6 +22,7 @@ import safetensors
 from huggingface_hub import split_state_dict_into_shards_factory
 
 from tbx_envs.errors import CheckpointError
+from tbx_envs.files import parsed_json, read_object, write_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES: dict[str, np.dtype] = {
@@ -109,10 +110,10 @@ class TensorFiles:
             with safetensors.safe_open(path, framework="numpy"):
                 pass  # checks the header against the file's length
             with open(path, "rb") as file:
-                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+                header = parsed_json(file.read(int.from_bytes(file.read(8), "little")))
                 start = file.tell()
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError, safetensors.SafetensorError) as error:
+        except (OSError, ValueError, RecursionError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
         header.pop("__metadata__", None)
         unknown = sorted({entry["dtype"] for entry in header.values()} - DTYPES.keys())
@@ -127,10 +128,18 @@ class TensorFiles:
 
 
 def _weight_map(index: pathlib.Path) -> dict[str, str]:
-    try:
-        return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{index}: cannot be read: {type(error).__name__}: {error}") from error
+    """Tensor -> name of its file, which is beside the index."""
+    to_do = "Restore it from where the policy came from."
+    listed = read_object(index, "an index of weights", to_do=to_do, error=CheckpointError).get("weight_map")
+    if not isinstance(listed, dict) or not listed:
+        raise CheckpointError(f"{index}: its weight_map is {listed!r}, wanted tensors and their files. {to_do}")
+    for tensor, name in listed.items():
+        # Anything else could name a file outside of the folder.
+        if not isinstance(name, str) or pathlib.PurePath(name).name != name or not name.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{index}: {tensor} is in {name!r}, wanted the name of a .safetensors file beside it. {to_do}"
+            )
+    return listed
 
 
 def write_tensors(folder: pathlib.Path, tensors: Sequence[Tensor]) -> None:
@@ -146,7 +155,7 @@ def write_tensors(folder: pathlib.Path, tensors: Sequence[Tensor]) -> None:
         _write_part(folder / file_name, [by_name[name] for name in names])
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / INDEX, index)
 
 
 def _write_part(path: pathlib.Path, tensors: Iterable[Tensor]) -> None:

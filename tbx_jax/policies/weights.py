@@ -4,24 +4,26 @@
     model.safetensors        a tensor for each layer, named and oriented as in published checkpoints; large ones have
                              numbered parts and an index
     generation_config.json, tokenizer.json, tokenizer_config.json, chat_template.jinja, ...
+    tbx_checksums.json       of a folder that tbx wrote: SHA-256 of its other files
 
 Loading is strict: a tensor that is missing, unused or of another shape is an error, and one message lists all of them.
+What tbx wrote is loaded only as it was written: its files are compared with their checksums. Other folders have none.
 Tensors are read from the file directly into the placement of the mesh rules, so the weights are in memory once. Saving
 writes a temporary folder and renames it, so a folder is complete or absent. A saved policy loads bit for bit.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.resources
-import json
 import logging
 import os
 import pathlib
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import jax
@@ -31,6 +33,7 @@ from jax.sharding import Mesh
 
 from tbx_envs.chat.chatml import CHAT_TEMPLATES
 from tbx_envs.errors import CheckpointError, ConfigError, did_you_mean
+from tbx_envs.files import CHECKSUMS, damage, read_object, storing, write_checksums, write_json
 from tbx_envs.thinkingbox.dataset.guard import MARK_FILE, mark_policy
 from tbx_jax.config import ModelConfig, validated
 from tbx_jax.mesh import shardings_of
@@ -54,6 +57,7 @@ MODEL_TYPE = "tbx_decoder"
 # Keys that the first folders of our own type do not have, with their defaults.
 _LATER_KEYS = {"rope_scaling": None, "qkv_bias": False, "hybrid": None}
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
 _WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
 # Other files that a policy's folder may have, copied unchanged from folder to folder.
 _COMPANIONS = frozenset(
@@ -129,13 +133,15 @@ def load_model(
 ) -> tuple[Model, Params]:
     """Model and parameters of a policy, without its tokenizer; arguments and errors as `load_policy`."""
     folder = policy_folder(folder_or_name)
+    source: TensorSource
     if folder.is_file():
         gguf = smollm2.read(folder)
-        fields, tensors = gguf.fields, gguf.tensors
+        fields, source = gguf.fields, gguf.tensors
     else:
-        fields, tensors = _read_json(folder / _CONFIG), None
+        _refuse_damage(folder, lambda name: name == _CONFIG or _WEIGHTS.fullmatch(name) is not None)
+        fields, source = _read_json(folder / _CONFIG), TensorFiles(folder)
     model, wanted = _model_of(folder, fields, dtype)
-    source = tensors or TensorFiles(folder)
+    _refuse_other_depth(folder, source, model.config)
     places = places_of(model.config, wanted, _prefix(fields))
     _refuse_misfits(folder, source, places, model.config)
     shardings = None
@@ -164,10 +170,32 @@ def _explained(error: Exception) -> str:
 
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
+    to_do = "Restore it from where the policy came from."
+    return read_object(path, "a file of a policy", to_do=to_do, error=CheckpointError)
+
+
+def _refuse_damage(folder: pathlib.Path, concerns: Callable[[str], bool]) -> None:
+    """Compares the files that `concerns` with their checksums, if the folder has checksums.
+
+    Raises:
+        CheckpointError: some are not as they were written; one message lists all of them.
+    """
+    wrong = damage(folder, concerns)
+    if wrong:
+        raise CheckpointError(
+            f"{folder}: not as it was saved: {'; '.join(wrong)}. Restore the folder from a copy. If it was changed on "
+            f"purpose, remove {CHECKSUMS} from it."
+        )
+
+
+def _refuse_other_depth(folder: pathlib.Path, source: TensorSource, config: ModelConfig) -> None:
+    """Compares the number of layers with the weight files, before anything is made for each layer."""
+    numbers = {found[1] for name in source if (found := _LAYER.search(name))}
+    if config.num_layers > len(numbers):
+        raise CheckpointError(
+            f"{folder / _CONFIG}: the model has {config.num_layers} layers, the weights beside it have "
+            f"{len(numbers)}. Take {_CONFIG} and weights from the same policy."
+        )
 
 
 def _prefix(fields: Mapping[str, Any]) -> str:
@@ -285,10 +313,17 @@ def load_tokenizer(folder_or_name: str | os.PathLike[str]) -> PreTrainedTokenize
     transformers = _import_transformers()
     if folder.is_file():
         return smollm2.build_tokenizer(smollm2.read(folder), transformers)
+    _refuse_damage(folder, lambda name: name != _CONFIG and not _WEIGHTS.fullmatch(name))
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+        if (folder / name).is_file():
+            _read_json(folder / name)
     try:
         return transformers.PreTrainedTokenizerFast.from_pretrained(os.fspath(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{folder}: the tokenizer cannot be read: {type(error).__name__}: {error}") from error
+    except Exception as error:  # tokenizers raises a bare Exception, transformers whatever a wrong value leads to
+        raise CheckpointError(
+            f"{folder}: the tokenizer cannot be read: {type(error).__name__}: {error}. Restore its files from where "
+            f"the policy came from."
+        ) from error
 
 
 def _import_transformers() -> Any:
@@ -359,10 +394,11 @@ def save_policy(
     Raises:
         CheckpointError: parameters that do not fit the model, a model other than that of `like`, or a folder with other
             files.
+        StorageError: it cannot be written.
     """
     folder = pathlib.Path(folder)
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    others = sorted(name for name in names - _COMPANIONS - {_CONFIG} if not _WEIGHTS.fullmatch(name))
+    others = sorted(name for name in names - _COMPANIONS - {_CONFIG, CHECKSUMS} if not _WEIGHTS.fullmatch(name))
     if others:
         raise CheckpointError(
             f"{folder}: not saved, since replacing the folder would delete {', '.join(others)}; give a folder for the "
@@ -372,12 +408,10 @@ def save_policy(
     origin = origin if origin is not None and origin.is_dir() else None
     fields = _config_to_write(model, origin, dtype)
     tensors = _tensors_to_write(model, params, _prefix(fields), origin, dtype)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = pathlib.Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with storing(folder, "a policy that was there is as it was"), _scratch_beside(folder) as scratch:
         written = scratch / "new"
         written.mkdir()
-        _write_json(written / _CONFIG, fields)
+        write_json(written / _CONFIG, fields)
         write_tensors(written, tensors)
         if origin is None:
             _write_companions(written, model, tokenizer)
@@ -387,9 +421,23 @@ def save_policy(
             _keep_template(written, origin, tokenizer)
         if marked:
             mark_policy(written)
+        write_checksums(written)
         if folder.exists():
             folder.rename(scratch / "old")
-        written.rename(folder)
+        try:
+            written.rename(folder)
+        except OSError:
+            (scratch / "old").rename(folder)
+            raise
+
+
+@contextlib.contextmanager
+def _scratch_beside(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A folder for what is half written, on the same disk, removed at the end."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = pathlib.Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield scratch
     finally:
         shutil.rmtree(scratch)
 
@@ -488,9 +536,9 @@ def _write_companions(folder: pathlib.Path, model: Model, tokenizer: PreTrainedT
         return
     settings = _read_json(folder / "tokenizer_config.json")
     # The class name that transformers 4 knows as well.
-    _write_json(folder / "tokenizer_config.json", settings | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    write_json(folder / "tokenizer_config.json", settings | {"tokenizer_class": "PreTrainedTokenizerFast"})
     ids = {key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    _write_json(folder / _GENERATION, {key: value for key, value in ids.items() if value is not None})
+    write_json(folder / _GENERATION, {key: value for key, value in ids.items() if value is not None})
 
 
 def _keep_template(folder: pathlib.Path, origin: pathlib.Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -501,8 +549,4 @@ def _keep_template(folder: pathlib.Path, origin: pathlib.Path, tokenizer: PreTra
     (folder / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
     settings = _read_json(folder / "tokenizer_config.json")
     if settings.pop("chat_template", None) is not None:
-        _write_json(folder / "tokenizer_config.json", settings)
-
-
-def _write_json(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(folder / "tokenizer_config.json", settings)

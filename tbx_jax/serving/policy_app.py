@@ -32,6 +32,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from tbx_envs.chat.exact_tokens import exactly_decoded
 from tbx_envs.chat.interpretation import interpret, schemas_of
 from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.errors import ConfigError, PolicyFault
@@ -304,9 +305,7 @@ class _Completions:
         )
 
     def _text_of(self, tokens: Sequence[int]) -> str:
-        text = self._service.tokenizer.decode(tokens, skip_special_tokens=False)
-        assert isinstance(text, str)  # lists of texts are for batches of sequences
-        return text
+        return exactly_decoded(self._service.tokenizer, tokens)
 
     def _bytes_of(self, token: int) -> bytes | None:
         return token_bytes(self._service.tokenizer, token)

@@ -1,11 +1,13 @@
 """Tiny random models of every supported type, made and run by transformers."""
 
+import copy
+
 import torch
 import transformers
+from torch.overrides import TorchFunctionMode
 
 VOCABULARY = 97
-# Far enough from the initial values that no part is idle. With more, float32 itself is worth less than 1e-4: the two
-# forms of the delta rule in transformers then differ by that much.
+# Far enough from the initial values that no part is idle.
 NOISE = 0.08
 _SIZES = {
     "vocab_size": VOCABULARY,
@@ -95,3 +97,25 @@ def random_peer(name, folder):
     peer.generation_config.do_sample = False
     peer.save_pretrained(folder)
     return peer
+
+
+class _Widened(TorchFunctionMode):
+    """Computes in float64 what a model asks to be computed in float32: norms, softmax, positions, the delta rule."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        def wide(value):
+            return torch.float64 if value is torch.float32 else value
+
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        return func(*map(wide, args), **{name: wide(value) for name, value in (kwargs or {}).items()})
+
+
+def in_float64(peer):
+    """The same model with everything in float64, as a function of the same arguments."""
+    wide = copy.deepcopy(peer).double()
+
+    def call(*args, **kwargs):
+        with _Widened():
+            return wide(*args, **kwargs)
+
+    return call

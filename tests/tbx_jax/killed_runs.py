@@ -40,8 +40,8 @@ def half_a_line(count):
         calls[0] += 1
         if calls[0] < count:
             return original(self, row)
-        self._file.write('{"step": ')
-        self._file.flush()
+        with self._path.open("a") as file:
+            file.write('{"step": ')
         return os.kill(os.getpid(), signal.SIGKILL)
 
     metrics_log.MetricsLog.write = dying

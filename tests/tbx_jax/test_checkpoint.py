@@ -1,11 +1,15 @@
 """Checkpoints: bytes come back as they were, and changed configurations are refused."""
 
+import errno
+import shutil
+
 import jax
 import numpy as np
 import pytest
+from full_disks import files_limited_to
 from tiny_policy import ALGO, ONE_DEVICE, OPTIM, build_tiny, train_config
 
-from tbx_envs.errors import ConfigError
+from tbx_envs.errors import CheckpointError, ConfigError, StorageError
 from tbx_jax.batching import build_batch
 from tbx_jax.checkpoint import Checkpoints, Progress, refuse_changed_config
 from tbx_jax.learner import build_learner
@@ -81,6 +85,118 @@ def test_only_the_newest_two_are_kept(tmp_path, trained):
         checkpoints.save(trained[1], progress(step))
     checkpoints.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4"]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, trained):
+    """A folder with checkpoints of steps 2 and 4, each with its own parameters."""
+    learner, state = trained
+    folder = tmp_path_factory.mktemp("two") / "checkpoints"
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(fresh_state(learner), progress(2))
+    checkpoints.save(state, progress(4))
+    checkpoints.close()
+    return folder
+
+
+def flipped(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "one bit is flipped": (flipped, "has other content than was saved"),
+    "half is cut off": (lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]), "other content"),
+    "it is empty": (lambda path: path.write_bytes(b""), "is empty"),
+    "it is gone": (lambda path: path.unlink(), "is missing"),
+}
+
+
+def files_of(folder, step):
+    """The largest file of the state, the file of progress, and orbax's own description."""
+    files = [path for path in (folder / str(step)).rglob("*") if path.is_file()]
+    largest = max((path for path in files if "state" in path.parts), key=lambda path: path.stat().st_size)
+    return {
+        "state": largest,
+        "progress": folder / str(step) / "progress" / "metadata",
+        "orbax": folder / str(step) / "_CHECKPOINT_METADATA",
+    }
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("part", ["state", "progress", "orbax"])
+def test_of_a_damaged_checkpoint_the_one_before_is_taken_and_it_is_said(tmp_path, trained, two, part, damage):
+    learner, state = trained
+    folder = shutil.copytree(two, tmp_path / "checkpoints")
+    harm, words = DAMAGES[damage]
+    harm(files_of(folder, 4)[part])
+    checkpoints = Checkpoints(folder)
+    assert checkpoints.read_progress() == progress(2) and checkpoints.latest_step == 2
+    (remark,) = checkpoints.remarks
+    assert "checkpoint of step 4 (" in remark and words in remark and "step 2 is taken instead" in remark
+    if damage == "one bit is flipped" and part == "state":
+        assert_same_bytes(checkpoints.restore(fresh_state(learner)), fresh_state(learner))
+        assert sorted(path.name for path in (tmp_path / "checkpoints-damaged").iterdir()) == ["4"]
+        checkpoints.save(state, progress(4))  # the run comes to this step again
+        checkpoints.close()
+        again = Checkpoints(folder)
+        assert (again.latest_step, again.remarks) == (4, [])
+        assert_same_bytes(again.restore(fresh_state(learner)), state)
+        checkpoints = again
+    checkpoints.close()
+
+
+def test_when_no_checkpoint_is_whole_the_run_is_not_resumed_and_nothing_is_removed(tmp_path, two):
+    folder = shutil.copytree(two, tmp_path / "checkpoints")
+    flipped(files_of(folder, 4)["state"])
+    (folder / "2" / "tbx_checksums.json").write_text("[]")
+    with pytest.raises(
+        CheckpointError, match=r"none of the 2 checkpoints can be used: .* step 4 .* step 2 .*a JSON list"
+    ):
+        Checkpoints(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["2", "4"]
+
+
+def test_a_checkpoint_of_an_older_version_is_taken_and_said_to_have_no_checksums(tmp_path, trained, two):
+    folder = shutil.copytree(two, tmp_path / "checkpoints")
+    (folder / "4" / "tbx_checksums.json").unlink()
+    checkpoints = Checkpoints(folder)
+    assert checkpoints.remarks == ["checkpoint of step 4 has no checksums and is taken as it is"]
+    assert_same_bytes(checkpoints.restore(fresh_state(trained[0])), trained[1])
+    checkpoints.close()
+
+
+@pytest.mark.parametrize(
+    "said", [OSError(errno.ENOSPC, "No space left on device"), ValueError("RESOURCE_EXHAUSTED")], ids=repr
+)
+def test_a_disk_that_fills_up_while_a_checkpoint_is_written_costs_that_one_only(
+    tmp_path, two, trained, monkeypatch, said
+):
+    """What orbax raises on a disk that is really full; it leaves other tasks behind, which a test cannot."""
+    folder = shutil.copytree(two, tmp_path / "checkpoints")
+    checkpoints = Checkpoints(folder)
+
+    def half(step, args):
+        (folder / f"{step}.orbax-checkpoint-tmp").mkdir()
+        raise said
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(StorageError, match=r"step 5 cannot be written: .*step 4 is as it was"),
+    ):
+        patch.setattr(checkpoints._manager, "save", half)
+        checkpoints.save(trained[1], progress(5))
+    with files_limited_to(1000), pytest.raises(StorageError, match="step 5 cannot be written"):
+        monkeypatch.setattr(
+            checkpoints._manager, "save", lambda step, args: shutil.copytree(two / "4", folder / str(step))
+        )
+        checkpoints.save(trained[1], progress(5))
+    checkpoints.close()
+    assert not (folder / "5").exists()
+    again = Checkpoints(folder)
+    assert (again.latest_step, again.remarks) == (4, [])
+    again.close()
 
 
 def plain(**changes):

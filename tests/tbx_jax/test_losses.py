@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tbx_jax.losses import PolicyMetrics, clipped_policy_loss, merge_metrics, sft_loss
+from tbx_jax.losses import LARGEST_LOG_RATIO, PolicyMetrics, clipped_policy_loss, merge_metrics, sft_loss
 
 CLIPS = {"clip_low": 0.2, "clip_high": 0.28}
 
@@ -77,6 +77,70 @@ def test_masked_tokens_have_no_gradient_even_where_their_ratio_overflows():
     )(logp_bt)
     assert np.all(np.asarray(gradient_bt)[~np.asarray(loss_mask_bt)] == 0.0)
     assert np.isfinite(np.asarray(gradient_bt)).all()
+
+
+def slope(logp, behavior, advantage, dual_clip):
+    """d loss / d logp of one token, case by case, in Python's numbers."""
+    if abs(logp - behavior) > LARGEST_LOG_RATIO:
+        return 0.0  # the loss is constant there
+    ratio = math.exp(logp - behavior)
+    if advantage > 0:
+        follows = ratio < 1 + CLIPS["clip_high"]
+    else:
+        follows = ratio > 1 - CLIPS["clip_low"] and (dual_clip is None or ratio < dual_clip)
+    return -ratio * advantage if follows else 0.0
+
+
+@pytest.mark.parametrize("dual_clip", [None, 3.0])
+def test_gradients_are_those_of_each_case_however_far_apart_the_two_log_probabilities_are(dual_clip):
+    """-1 against -95 at sampling is a ratio of e^94, infinite in float32, though the loss is clipped."""
+    pairs = [
+        (-1.0, -95.0),
+        (-95.0, -1.0),
+        (-1e-6, -1e30),
+        (-1e30, -1e-6),
+        (-np.inf, -1.0),
+        (-1.0, -20.5),
+        (-1.0, -19.5),
+    ]
+    pairs += [(-1.0, -1.0), (-1.0, -1.1), (-1.1, -1.0), (-1.0, -1.3), (-1.3, -1.0), (-1.0, -2.5)]
+    logp_bt, behavior_bt = jnp.array([pairs] * 3, jnp.float32).transpose(2, 0, 1)
+    advantage_b, num_tokens = jnp.array([2.0, -2.0, 0.0]), jnp.float32(3 * len(pairs))
+    everything = jnp.ones(logp_bt.shape, bool)
+
+    def loss_of(logp_bt):
+        return clipped_policy_loss(
+            logp_bt, behavior_bt, advantage_b, everything, num_tokens, **CLIPS, dual_clip=dual_clip
+        )
+
+    (loss, metrics), gradient_bt = jax.value_and_grad(loss_of, has_aux=True)(logp_bt)
+    wanted = [
+        [slope(logp, behavior, float(a), dual_clip) / float(num_tokens) for logp, behavior in pairs]
+        for a in advantage_b
+    ]
+    np.testing.assert_allclose(gradient_bt, wanted, rtol=1e-5)
+    assert np.isfinite(loss) and np.isfinite([metrics.approx_kl, metrics.ratio_max, metrics.clip_fraction]).all()
+    assert metrics.logp_gap_max == np.inf  # the gap is reported as it is
+
+
+@pytest.mark.parametrize("garbage", [np.nan, np.inf, -np.inf, 1e38])
+def test_what_stands_in_masked_places_reaches_neither_loss_nor_gradient(garbage):
+    logp_bt, logp_behavior_bt, advantage_b, loss_mask_bt = random_batch()
+    num_trained = jnp.float32(loss_mask_bt.sum())
+
+    def both(logp_bt, behavior_bt):
+        policy, metrics = clipped_policy_loss(logp_bt, behavior_bt, advantage_b, loss_mask_bt, num_trained, **CLIPS)
+        return policy + sft_loss(logp_bt, loss_mask_bt, num_trained), metrics
+
+    outcomes = [
+        jax.value_and_grad(both, has_aux=True)(
+            *(jnp.where(loss_mask_bt, part, fill) for part in (logp_bt, logp_behavior_bt))
+        )
+        for fill in (-1.0, garbage)
+    ]
+    for clean, dirty in zip(*map(jax.tree.leaves, outcomes), strict=True):
+        np.testing.assert_array_equal(dirty, clean)
+    assert np.isfinite(jax.tree.leaves(outcomes[1])[-1]).all()
 
 
 def test_loss_and_gradient_are_zero_when_nothing_is_trained():

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tbx_envs.doors import clean_text
+from tbx_envs.files import parsed_yaml
 from tbx_envs.thinkingbox.dataset.file_cache import cached_json
 from tbx_envs.thinkingbox.dataset.problems import problem
 
@@ -98,7 +99,7 @@ def _parsed(source: YamlText, text: str) -> Any:
     import yaml
 
     try:
-        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return parsed_yaml(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         last = max(len(text.splitlines()) - 1, 0)  # the mark of something missing at the end is beyond the last line

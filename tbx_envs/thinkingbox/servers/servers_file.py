@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from tbx_envs.errors import ConfigError, did_you_mean
+from tbx_envs.files import parsed_yaml, read_text
 from tbx_envs.handed_down import handed_down
 
 Transport = Literal["sse", "streamable-http"]
@@ -144,14 +145,12 @@ def require_servers(servers: Mapping[str, ServerSpec], names: Iterable[str]) -> 
 def _parsed(path: Path) -> Any:
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    to_do = "Give the servers.yaml of the checkout."
+    text = read_text(path, "the file of the servers", to_do=to_do)
     try:
-        with path.open(encoding="utf-8") as file:
-            return yaml.load(file, Loader=loader)
-    except OSError as error:
-        raise ConfigError(f"{path}: the file of the servers cannot be read: {error.strerror or error}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not YAML: {error}") from error
+        return parsed_yaml(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not YAML: {error or type(error).__name__}. {to_do}") from error
 
 
 def _entries(content: Any, problems: list[str]) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tbx_envs.chat.interpretation import interpret
 from tbx_envs.chat.ledger import TokenLedger
 from tbx_envs.chat.template import ChatTemplate
+from tbx_envs.chat.template_bounds import excess
 from tbx_envs.errors import ConfigError
 from tbx_envs.messages import Text, ToolCall, ToolResult, Turn, to_chat
 from tbx_envs.testing.byte_tokenizer import CHAT_TEMPLATE, byte_tokenizer
@@ -42,6 +43,28 @@ def test_byte_tokenizer_gives_back_any_text():
     ids = tokenizer().encode(text)
     assert tokenizer().decode(ids) == text
     assert len(tokenizer().encode("é")) == 2
+
+
+SPACED = "x != y , I 'm not , do n't . <|im_start|>ok ?"
+
+
+def test_a_tokenizers_own_settings_change_neither_what_is_read_nor_what_is_written():
+    """Those of Llama 3.1 and of tokenizers that were saved in the middle of a training."""
+    tokenizer = byte_tokenizer(CHAT_TEMPLATE)
+    plain = ChatTemplate(tokenizer)
+    ids = plain.encode(SPACED)
+    opening = plain.opening([Text("user", SPACED)])
+    tokenizer.clean_up_tokenization_spaces = True
+    tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
+    tokenizer.split_special_tokens = True
+    tokenizer.truncation_side = tokenizer.padding_side = "left"
+    tokenizer.model_max_length = 4
+    tokenizer.backend_tokenizer.enable_truncation(max_length=4)
+    tokenizer.backend_tokenizer.enable_padding(length=999)
+    assert tokenizer.decode(ids) != SPACED  # what the defaults would give
+    changed = ChatTemplate(tokenizer)
+    assert changed.decode(ids) == SPACED
+    assert (changed.encode(SPACED), changed.opening([Text("user", SPACED)])) == (ids, opening)
 
 
 def test_the_opening_is_the_rendered_prompt_with_tools():
@@ -277,3 +300,38 @@ def test_importing_the_chat_package_imports_no_tokenizer_library():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == []
+
+
+FINE = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3,
+        "{% for a in range(99999) %}" + "a" * 1000 + "{% endfor %}",
+        "{{ 'x' * 3000000000 }}",
+        "{% set n = 3000000000 %}{{ n * [1] }}",
+        "{{ '%3000000000d' % 1 }}",
+        "{{ '{:>3000000000}'.format(1) }}",
+        "{{ 'x'.ljust(3000000000) }}",
+        "{{ 'x' | center(3000000000) }}",
+        "{{ 9 ** 999999999 }}",
+        "{% set n = namespace(x='x' * 99) %}{% for a in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% set n = namespace(x=[1]) %}{% for a in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+        "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% for message in messages if message.role == 'tool' %}{{ 'x' * 3000000000 }}{% endfor %}",
+    ],
+    ids=lambda text: text[:40],
+)
+def test_a_template_that_does_not_end_or_takes_gigabytes_is_rejected_before_it_is_rendered(text):
+    with pytest.raises(ConfigError, match=r"chat template (takes more than|calls itself)") as error:
+        ChatTemplate(byte_tokenizer(FINE + text))
+    assert "Put the template of the model's authors" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "part", ["{% generation %}{{ messages[0].content }}{% endgeneration %}", "{{ no_such() }}", "{% if %}"]
+)
+def test_what_else_a_template_has_or_lacks_is_not_judged_by_its_size(part):
+    assert excess(FINE + part) is None

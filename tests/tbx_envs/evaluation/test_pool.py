@@ -108,7 +108,7 @@ def test_a_task_without_a_clean_attempt_is_never_kept():
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"tasks": [{"uid": "a"}]}'])
 def test_what_is_no_pool_file_is_refused(tmp_path, text):
     (tmp_path / "pool.json").write_text(text)
-    with pytest.raises(ConfigError, match="is not a pool file"):
+    with pytest.raises(ConfigError, match=r"pool\.json.* a pool.*Make one with `tbx pool`"):
         load_pool(tmp_path / "pool.json")
 
 

@@ -106,3 +106,26 @@ def test_the_inverse_of_a_unit_triangular_matrix_is_that_of_linear_algebra(size)
     lower = np.random.default_rng(size).uniform(-1, 1, (2, 3, size, size)).astype(np.float32) * 0.3
     wanted = np.linalg.inv(np.tril(lower, -1).astype(float) + np.eye(size))
     np.testing.assert_allclose(unit_triangular_inverse(jnp.array(lower)), wanted, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_the_forms_agree_where_a_memory_is_forgotten_at_once_or_never():
+    """Decays of e^0 and e^-1e4, keys of zero, nothing and everything written: values and gradients are finite."""
+    query, key, value, log_decay, write, memory = random_inputs(9, 12)
+    place = np.arange(12)[:, None] % 3
+    log_decay = np.where(place == 0, -1e4, np.where(place == 1, 0.0, log_decay)).astype(np.float32)
+    key[:, 5], write[:, 6], write[:, 7] = 0.0, 0.0, 1.0
+    inputs = query, key, value, log_decay, write, memory
+
+    def whole(form, given):
+        parts = form(*given)
+        return sum(jnp.sum(jnp.square(part)) for part in parts), parts
+
+    (of_chunks, chunks), (of_tokens, tokens) = (
+        jax.jit(jax.grad(lambda given, form=form: whole(form, given), has_aux=True))(inputs)
+        for form in (chunked, recurrent)
+    )
+    for got, wanted in zip(chunks, plain(*inputs), strict=True):
+        np.testing.assert_allclose(got, wanted, atol=1e-4)
+    for got, wanted in zip((*of_chunks, *chunks), (*of_tokens, *tokens), strict=True):
+        assert np.isfinite(wanted).all()
+        np.testing.assert_allclose(got, wanted, atol=2e-3)

@@ -23,6 +23,7 @@ from tbx_jax.policies.weights import load_policy, policy_folder, save_policy
 from tbx_jax.serving.policy_app import opened_service
 
 WANTED = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+WANTED |= {"tbx_checksums.json"}
 # What repositories hold besides.
 OTHERS = ("README.md", "consolidated.safetensors", "onnx/model.safetensors", "pytorch_model.bin", "modeling.py")
 FIRST, SECOND = "1" * 40, "2" * 40

@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from tbx_envs.errors import ConfigError, DomainError
-from tbx_envs.evaluation.files import write_json
 from tbx_envs.evaluation.metrics import Tally
 from tbx_envs.evaluation.pool import load_pool, refuse_heldout, save_pool, select_pool
 from tbx_envs.evaluation.provenance import mark_provenance, write_provenance
 from tbx_envs.evaluation.task_lists import select_tasks
+from tbx_envs.files import write_json
 from tbx_envs.sources import find_task, is_heldout_family, task_hash
 from tbx_envs.thinkingbox.dataset import benchmark, guard, register_dataset
 from tbx_envs.thinkingbox.dataset.benchmark import benchmark_keys, lock_text, parse_lock

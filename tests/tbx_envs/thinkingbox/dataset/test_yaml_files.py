@@ -6,6 +6,14 @@ from tbx_envs.thinkingbox.dataset.problems import DatasetProblems
 from tbx_envs.thinkingbox.dataset.yaml_files import YamlText, load_mapping, load_yaml, read_text
 
 
+def nested_aliases(pattern):
+    """300 bytes that stand for 9^8 values."""
+    lines = ["a0: &a0 {x: y}"]
+    for depth in range(1, 9):
+        lines.append(f"a{depth}: &a{depth} {pattern.format(', '.join([f'*a{depth - 1}'] * 9))}")
+    return "\n".join(lines)
+
+
 def load(tmp_path, text, first_line=1):
     return load_yaml(YamlText(tmp_path / "a.yaml", text, first_line))
 
@@ -43,6 +51,8 @@ def test_yaml_becomes_what_json_can_hold(tmp_path, text, value):
         ("x: 1\na: !!binary aGVsbG8=", 11, "which has no JSON form"),
         ("a: !!set {b}", 10, "which has no JSON form"),
         ("a:\n  b: &x\n    c: *x", 12, "an alias inside of the value that it names"),
+        (nested_aliases("[{}]"), 10, "aliases in it stand for more than 100,000 values"),
+        (nested_aliases("{{<<: [{}]}}"), 10, "aliases in it stand for more than 100,000 values"),
         ("[" * 5000, 10, "nesting"),
         ("[" * 900 + "]" * 900, 10, "nested too deeply"),
     ],
@@ -89,3 +99,9 @@ def test_a_file_that_is_not_there_or_no_text_is_a_problem(tmp_path):
 def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
     (tmp_path / "a.yaml").write_text("\ufeffa: 1", encoding="utf-8")
     assert read_text(tmp_path / "a.yaml") == "a: 1"
+
+
+def test_aliases_may_repeat_as_much_as_a_file_without_them_could_hold(tmp_path):
+    block = "a: &a [" + ", ".join(["1"] * 1000) + "]\n"
+    value = load(tmp_path, block + "\n".join(f"b{number}: *a" for number in range(90)))
+    assert len(value) == 91 and all(len(item) == 1000 for item in value.values())

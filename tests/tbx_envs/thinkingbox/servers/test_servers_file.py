@@ -127,7 +127,7 @@ def test_a_file_of_another_kind_is_rejected(tmp_path, text, problem):
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml: the file of the servers cannot be read"):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: the file of the servers is not there"):
         load_servers(tmp_path / "nowhere.yaml", python=sys.executable)
 
 

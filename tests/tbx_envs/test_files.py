@@ -1,0 +1,163 @@
+"""Every kind of file that tbx keeps, damaged in every way: told by name, with what is wrong and what to do."""
+
+import json
+import shutil
+
+import pytest
+from full_disks import files_limited_to
+
+from tbx_envs.agents.scripted import ScriptedAgent
+from tbx_envs.errors import ConfigError, StorageError
+from tbx_envs.evaluation.files import load_rows
+from tbx_envs.evaluation.pool import BANDS, load_pool, save_pool, select_pool
+from tbx_envs.evaluation.provenance import mark_provenance, provenance
+from tbx_envs.evaluation.regrade import regrade
+from tbx_envs.evaluation.report import run_summary
+from tbx_envs.evaluation.run import run, tallies_of
+from tbx_envs.evaluation.task_lists import select_tasks
+from tbx_envs.evaluation.transcripts import load_episodes
+from tbx_envs.files import append_line, damage, parsed_json, write_checksums, write_json
+
+UIDS = ("clinic/cancel_visit/000", "clinic/cancel_visit/001")
+POLICY = {"name": "scripted", "error_rate": 0.5}
+
+
+def evaluated(folder):
+    agent = ScriptedAgent(error_rate=0.5)
+    return run(agent, UIDS, attempts=1, seed=1, rows_path=folder / "rows.jsonl", max_void_retries=0, policy=POLICY)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A folder with one file of each kind."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    rows = evaluated(folder)
+    write_json(folder / "summary.json", {"pass_at_1": 0.5})
+    write_json(folder / "run.json", {"command": "tbx evaluate"})
+    save_pool(select_pool(tallies_of(rows), bands=tuple(BANDS), policy=POLICY, seed=1), folder / "pool.json")
+    (folder / "tasks.txt").write_text("\n".join(UIDS) + "\n")
+    return folder
+
+
+READERS = {
+    "evaluation.json": lambda folder: load_rows(folder),
+    "rows.jsonl": lambda folder: load_rows(folder),
+    "episodes.jsonl": lambda folder: list(load_episodes(folder / "episodes.jsonl")),
+    "summary.json": lambda folder: run_summary(folder),
+    "run.json": lambda folder: mark_provenance(folder, "marked"),
+    "pool.json": lambda folder: load_pool(folder / "pool.json"),
+    "tasks.txt": lambda folder: select_tasks(str(folder / "tasks.txt")),
+}
+JSON = {
+    "empty": b"",
+    "half of it": b'{"uid": "a", ',
+    "another value": b"[1]\n",
+    "null": b"null\n",
+    "a text": b'"uid"\n',
+    "not UTF-8": b'{"uid": "\xff\xfe"}\n',
+    "zeros": bytes(64) + b"\n",
+    "deep": b"[" * 100_000 + b"\n",
+}
+RECORDS = {"of something else": b'{"a": 1}\n', "with other kinds": b'{"uid": 7, "attempt": "b", "transcript": 3}\n'}
+# In which states a kind of file is no damage: rows and episodes may be none yet, and a last line without its line break
+# is one that was being written.
+FINE = {
+    ("rows.jsonl", "empty"),
+    ("rows.jsonl", "half of it"),
+    ("episodes.jsonl", "empty"),
+    ("episodes.jsonl", "half of it"),
+}
+FINE |= {(name, damage) for name in ("summary.json", "run.json") for damage in RECORDS}
+CASES = [(name, content) for name in READERS if name != "tasks.txt" for content in JSON | RECORDS]
+CASES += [("tasks.txt", "not UTF-8"), ("tasks.txt", "empty")]
+
+
+def test_what_is_not_damaged_is_read(finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    for read in READERS.values():
+        read(folder)
+
+
+@pytest.mark.parametrize(("name", "content"), CASES)
+def test_a_damaged_file_is_told_by_name_with_what_to_do(finished, tmp_path, name, content):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    (folder / name).write_bytes((JSON | RECORDS)[content])
+    if (name, content) in FINE:
+        READERS[name](folder)
+        return
+    with pytest.raises(ConfigError) as error:
+        READERS[name](folder)
+    said = str(error.value)
+    assert str(folder / name) in said or (name == "tasks.txt" and content == "empty")
+    assert not any(word in said for word in ("Traceback", "JSONDecodeError", "KeyError", "object is not"))
+
+
+@pytest.mark.parametrize("content", [content for content in JSON | RECORDS if ("rows.jsonl", content) not in FINE])
+def test_a_run_is_not_resumed_on_damaged_rows_and_keeps_them(finished, tmp_path, content):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    whole = (folder / "rows.jsonl").read_bytes()
+    (folder / "rows.jsonl").write_bytes(damaged := whole + (JSON | RECORDS)[content])
+    with pytest.raises(ConfigError, match=r"rows\.jsonl line 3"):
+        evaluated(folder)
+    assert (folder / "rows.jsonl").read_bytes() == damaged
+
+
+def test_a_run_whose_episodes_are_gone_is_neither_resumed_nor_graded_again(finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    (folder / "episodes.jsonl").unlink()
+    with pytest.raises(
+        ConfigError, match=r"episodes\.jsonl: the episodes are not there, and rows\.jsonl .* has 2 rows"
+    ):
+        evaluated(folder)
+    with pytest.raises(ConfigError, match=r"episodes\.jsonl: episodes of an evaluation run are not there"):
+        regrade(folder, tmp_path / "again" / "rows.jsonl")
+
+
+def test_a_record_of_a_run_that_is_no_text_comes_back_as_it_was_when_the_next_run_is_refused(tmp_path):
+    (tmp_path / "run.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="refused"), provenance(tmp_path, {}, ["tbx", "evaluate"]):
+        raise ConfigError("refused")
+    assert (tmp_path / "run.json").read_bytes() == b"\xff\xfe"
+
+
+def test_a_disk_that_fills_up_costs_what_is_being_written_and_nothing_else(finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with files_limited_to(60):
+        with pytest.raises(
+            StorageError, match=r"summary\.json cannot be written: .*; what was there before is unchanged"
+        ):
+            write_json(folder / "summary.json", {"pass_at_1": "x" * 100})
+        for name in ("rows.jsonl", "tasks.txt"):  # one is above the limit already, one comes to it
+            with pytest.raises(StorageError, match="Make room"):
+                append_line(folder / name, "y" * 100)
+        with pytest.raises(StorageError, match=r"\.jsonl cannot be written"):
+            (folder / "rows.jsonl").unlink()
+            evaluated(folder)
+    after = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert {name: after.get(name) for name in before if name != "rows.jsonl"} == {
+        name: before[name] for name in before if name != "rows.jsonl"
+    }
+    (folder / "episodes.jsonl").unlink()
+    assert [row["passed"] for row in evaluated(folder)] == [row["passed"] for row in load_rows(finished)[1]]
+
+
+def test_checksums_tell_every_file_that_was_changed_emptied_or_removed(tmp_path):
+    (tmp_path / "inner").mkdir()
+    for name in ("a", "b", "c", "inner/d"):
+        (tmp_path / name).write_bytes(name.encode() * 5)
+    assert damage(tmp_path) is None
+    write_checksums(tmp_path)
+    assert damage(tmp_path) == []
+    (tmp_path / "a").write_bytes(b"")
+    (tmp_path / "b").write_bytes(b"bbbbc")
+    (tmp_path / "inner" / "d").unlink()
+    assert damage(tmp_path) == ["a is empty", "b has other content than was saved (5 bytes)", "inner/d is missing"]
+    assert damage(tmp_path, lambda name: name == "c") == []
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "b": {"c": 1, "c": 1}}', "[NaN]", "-Infinity", "1e400", '{"a": 1} x'])
+def test_json_is_read_strictly(text):
+    with pytest.raises(ValueError, match=r"twice|no number|too large|Extra data"):
+        parsed_json(text)
+    assert parsed_json('{"a": [1, 2.5e300, null, "é"]}') == json.loads('{"a": [1, 2.5e300, null, "é"]}')
