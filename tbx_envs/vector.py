@@ -150,11 +150,12 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
 
     Autoreset is disabled, since the attempts of a group must not continue with another episode by themselves. Reset the
     slots that have ended with `reset(options={"reset_mask": mask})`, or pass None as a slot's action to leave it as
-    it is.
+    it is. `terminated` and `truncated` are true once, in the step that ends the slot's episode, since wrappers that
+    count episodes count these; in a slot that is left as it is both are false.
 
     A fault in one slot does not disturb the others. That slot is truncated, `info["fault"]` has `kind` and
     `message`, and its reward is NaN, since an infrastructure error is never a reward: drop the episode, or reset the
-    slot.
+    slot. One that could not even start is in the infos of `reset`, and in no later step.
 
     Args:
         num_envs: number of slots; with `uids` it may be left out.
@@ -193,8 +194,6 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.render_mode = given.get("render_mode")
         self.envs = [ToolEnv(uid, options=options, **given) for uid in self.uids]
-        self._terminated = np.zeros(self.num_envs, bool)
-        self._truncated = np.zeros(self.num_envs, bool)
         self._ready = np.zeros(self.num_envs, bool)  # True where a step is possible
 
     def reset(
@@ -216,7 +215,6 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
         observations = [""] * self.num_envs
         infos: dict[str, Any] = {}
         for slot in np.flatnonzero(mask).tolist():
-            self._terminated[slot] = self._truncated[slot] = False
             try:
                 observations[slot], info = self.envs[slot].reset(seed=seeds[slot])
                 self._ready[slot] = True
@@ -228,7 +226,7 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
     def step(
         self, actions: Sequence[str | Turn | None]
     ) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """One turn in each slot; None leaves a slot as it is, with observation "" and reward 0.0.
+        """One turn in each slot; None leaves a slot as it is, with observation "" and reward 0.0, and ends nothing.
 
         Raises:
             ActionError: a slot with an action has no running episode; then no slot was stepped.
@@ -244,23 +242,23 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
             )
         observations = [""] * self.num_envs
         rewards = np.zeros(self.num_envs, np.float64)
+        terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         infos: dict[str, Any] = {}
         for slot, action in enumerate(actions):
             if action is None:
                 continue
+            env = self.envs[slot]
             try:
-                observations[slot], rewards[slot], terminated, truncated, info = self.envs[slot].step(action)
-                self._terminated[slot], self._truncated[slot] = terminated, truncated
-                self._ready[slot] = not (terminated or truncated)
+                observations[slot], rewards[slot], terminated[slot], truncated[slot], info = env.step(action)
+                self._ready[slot] = not (terminated[slot] or truncated[slot])
             except EnvironmentFault as fault:
-                rewards[slot] = np.nan
+                rewards[slot], truncated[slot] = np.nan, True
                 info = self._fault(slot, fault)
             infos = self._add_info(infos, info, slot)
-        return tuple(observations), rewards, self._terminated.copy(), self._truncated.copy(), infos
+        return tuple(observations), rewards, terminated, truncated, infos
 
     def _fault(self, slot: int, fault: EnvironmentFault) -> dict[str, Any]:
         self._ready[slot] = False
-        self._terminated[slot], self._truncated[slot] = False, True
         return {
             "uid": self.uids[slot],
             "messages": [],

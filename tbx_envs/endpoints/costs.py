@@ -122,7 +122,7 @@ def usage_of_counts(counts: Mapping[str, int], role: str = "policy") -> TokenUsa
 
 
 def run_costs(
-    rows: Iterable[Mapping[str, Any]], prices: Mapping[str, Prices | None], *, reliable_tasks: int
+    rows: Iterable[Mapping[str, Any]], prices: Mapping[str, Prices | None], *, reliable_tasks: int | None
 ) -> dict[str, Any]:
     """Costs of an evaluation run, for its summary; JSON values.
 
@@ -132,7 +132,7 @@ def run_costs(
     Args:
         rows: rows of the run (`tbx_envs.evaluation.files`).
         prices: role -> prices, for each role of `ROLES` that is a served model; None where they are unknown.
-        reliable_tasks: number of tasks that passed every attempt (observed n/n).
+        reliable_tasks: number of tasks that passed every attempt (observed n/n); None where it is unknown.
 
     Returns:
         `total`, `per_success` (total / passed attempts), `per_reliable_task` (total / `reliable_tasks`), each None

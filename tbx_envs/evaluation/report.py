@@ -194,9 +194,25 @@ def comparison_table(comparison: Comparison) -> Table:
     )
     for label, key in ((f"pass@{k}", f"pass_at_{k}"), (f"pass^{k}", f"pass_hat_{k}")):
         table.add_row(label, share(first[key]), share(second[key]), _points(first[key], second[key]))
-    for label, key in ((f"{k}/{k}", f"observed_{k}_of_{k}"), ("void", "voids")):
-        table.add_row(label, str(first[key]), str(second[key]), f"{second[key] - first[key]:+d}")
+    observed = [measured[f"observed_{k}_of_{k}"] for measured in (first, second)]
+    table.add_row(f"{k}/{k}", *("-" if count is None else str(count) for count in observed), _more(*observed))
+    voids, made = ([of(measured) for measured in (first, second)] for of in (_voids, _made))
+    cells = (f"{void} of {total}" for void, total in zip(voids, made, strict=True))
+    table.add_row("void", *cells, _more(*voids) if made[0] == made[1] else "-")
     return table
+
+
+def _voids(measured: Mapping[str, Any]) -> int:
+    return int(measured["voids"])
+
+
+def _made(measured: Mapping[str, Any]) -> int:
+    return int(measured["attempts"]) + _voids(measured)
+
+
+def _more(first: int | None, second: int | None) -> str:
+    """A difference of two counts; a dash where they do not count the same thing."""
+    return "-" if first is None or second is None else f"{second - first:+d}"
 
 
 def print_comparison(comparison: Comparison, names: tuple[str, str], console: Console | None = None) -> None:
@@ -205,6 +221,15 @@ def print_comparison(comparison: Comparison, names: tuple[str, str], console: Co
     console.print(f"first: {names[0]}\nsecond: {names[1]}", soft_wrap=True)
     console.print(comparison_table(comparison))
     console.print("The interval is a 95% bootstrap over tasks, both runs' attempts at a task drawn together.")
+    k = comparison.k
+    if any(measured[f"observed_{k}_of_{k}"] is None for measured in comparison.measures):
+        console.print(
+            f"{k}/{k} is only counted in a run of {k} attempts at each task; pass^{k} compares runs of any size."
+        )
+    if comparison.short:
+        console.print(
+            f"{comparison.short} tasks have fewer than {k} clean attempts in one of the runs: only pass@1 has them."
+        )
     if comparison.only_first or comparison.only_second:
         console.print(
             f"Left out: {comparison.only_first} tasks only in the first, {comparison.only_second} only in the second."

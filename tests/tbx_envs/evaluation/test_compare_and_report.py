@@ -73,6 +73,30 @@ def test_runs_without_a_common_task_cannot_be_compared():
         compare([tally(0, 1)], [tally(1, 1)], 4)
 
 
+def test_eight_of_eight_is_not_counted_in_a_run_of_twenty_attempts():
+    # Task 0 always passes; task 1 passes 12 of 20, and by chance 8 of the 8 in the other run.
+    twenty = [tally(0, 20, 20), tally(1, 12, 20)]
+    found = compare(twenty, [tally(0, 8, 8), tally(1, 8, 8)], 8)
+    first, second = found.measures
+    assert (first["observed_8_of_8"], second["observed_8_of_8"]) == (None, 2)
+    # By hand: C(12, 8) / C(20, 8) = 495 / 125970.
+    assert first["pass_hat_8"] == pytest.approx((1 + 495 / 125970) / 2) and second["pass_hat_8"] == 1.0
+    lines = printed(print_comparison, found, ("a", "b")).splitlines()
+    assert ["8/8", "-", "2", "-"] in [line.split() for line in lines]
+    assert ["void", "0", "of", "40", "0", "of", "16", "-"] in [line.split() for line in lines]
+    assert any("pass^8 compares runs of any size" in line for line in lines)
+    same = printed(print_comparison, compare(twenty, twenty, 20), ("a", "b"))
+    assert ["20/20", "1", "1", "+0"] in [line.split() for line in same.splitlines()]
+
+
+def test_measures_of_k_compare_the_same_tasks():
+    short = [tally(0, 4), tally(1, 0, attempts=3, voids=1)]
+    found = compare([tally(0, 4), tally(1, 0)], short, 4)
+    assert [measured["pass_at_4"] for measured in found.measures] == [1.0, 1.0]  # task 1 is in neither
+    assert [measured["pass_at_1"] for measured in found.measures] == [0.5, 0.5] and found.short == 1
+    assert "1 tasks have fewer than 4 clean attempts" in printed(print_comparison, found, ("a", "b"))
+
+
 def test_folders_are_compared_by_their_rows(tmp_path):
     run_in(tmp_path / "before", lambda uid, attempt, tries: "pass" if attempt == 0 else "fail")
     run_in(tmp_path / "after", lambda uid, attempt, tries: "fail" if attempt == 0 else "pass", uids=UIDS[1:])
