@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,27 @@ from tbx_envs.evaluation.pool import BANDS, Pool
 from tbx_envs.evaluation.run import summarize
 from tbx_envs.thinkingbox.dataset.guard import MARK
 
+# Without a terminal there is a line of progress after this share of the attempts, or after so much time.
+LINE_SHARE, LINE_SECONDS = 0.1, 30.0
+
 
 class RunProgress:
-    """A progress bar with the passes and voids so far; shows nothing when the console is not a terminal.
+    """A progress bar with the passes and voids so far; where the console is no terminal, a line now and then.
 
     Use it as a context manager and call it with each new row.
 
     Args:
         total: number of attempts.
         console: console to draw on; None is standard error.
+        clock: seconds from any moment on.
     """
 
-    def __init__(self, total: int, console: Console | None = None) -> None:
+    def __init__(
+        self, total: int, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._total = total
         self._console = console or Console(stderr=True)
+        self._clock = clock
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -49,7 +58,9 @@ class RunProgress:
             disable=not self._console.is_terminal,
         )
         self._task = self._progress.add_task("attempts", total=total)
-        self._passes = self._voids = 0
+        self._made = self._passes = self._voids = 0
+        self._started = self._said_at = clock()
+        self._said = 0  # attempts that the last line counted
 
     def __enter__(self) -> RunProgress:
         self._progress.start()
@@ -58,11 +69,40 @@ class RunProgress:
     def __exit__(self, *exception: object) -> None:
         self._progress.stop()
 
+    def keep(self, rows: Sequence[Row]) -> None:
+        """Start from the rows of an interrupted run; the time that is left is estimated without them."""
+        for row in rows:
+            self._count(row)
+        self._said = self._made
+        self._progress.reset(self._task, completed=self._made, description=self._description())
+        if rows and not self._console.is_terminal:
+            self._say(f"{self._made} of {self._total} attempts are kept")
+
     def __call__(self, row: Row) -> None:
+        self._count(row)
+        self._progress.update(self._task, advance=1, description=self._description())
+        if not self._console.is_terminal and self._is_time_for_a_line():
+            self._said, self._said_at = self._made, self._clock()
+            minutes, seconds = divmod(round(self._said_at - self._started), 60)
+            self._say(f"{self._made} of {self._total} attempts, {self._description()}, {minutes}:{seconds:02}")
+
+    def _count(self, row: Row) -> None:
+        self._made += 1
         self._passes += row["passed"] is True
         self._voids += row["passed"] is None
-        voids = f", {self._voids} void" if self._voids else ""
-        self._progress.update(self._task, advance=1, description=f"{self._passes} passed{voids}")
+
+    def _description(self) -> str:
+        return f"{self._passes} passed" + (f", {self._voids} void" if self._voids else "")
+
+    def _is_time_for_a_line(self) -> bool:
+        return (
+            self._made == self._total
+            or self._made - self._said >= LINE_SHARE * self._total
+            or self._clock() - self._said_at >= LINE_SECONDS
+        )
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True)
 
 
 def run_summary(folder: Path | str, seed: int = 0) -> dict[str, Any]:

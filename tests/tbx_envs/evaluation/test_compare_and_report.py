@@ -160,12 +160,29 @@ def test_the_pool_is_shown_by_band():
     assert "0.40 to 0.60" in text
 
 
-def test_progress_shows_nothing_without_a_terminal():
-    text = io.StringIO()
-    with RunProgress(2, Console(file=text)) as progress:
-        progress({"passed": True})
-        progress({"passed": None})
-    assert text.getvalue() == ""
+def test_progress_without_a_terminal_is_a_line_for_each_tenth_and_after_half_a_minute():
+    text, now = io.StringIO(), [0.0]
+    with RunProgress(40, Console(file=text), clock=lambda: now[0]) as progress:
+        for number in range(40):
+            now[0] += 61.0 if number == 9 else 1.0
+            progress({"passed": None if number == 1 else True})
+    lines = text.getvalue().splitlines()
+    assert lines[0] == "4 of 40 attempts, 3 passed, 1 void, 0:04"
+    counts = [int(line.split()[0]) for line in lines]
+    assert counts == [4, 8, 10, 14, 18, 22, 26, 30, 34, 38, 40]
+    assert lines[-1] == "40 of 40 attempts, 39 passed, 1 void, 1:40"
+
+
+def test_the_progress_of_a_resumed_run_starts_at_what_was_kept_and_ends_at_its_total():
+    on_terminal, lines = io.StringIO(), io.StringIO()
+    for console in (Console(file=on_terminal, force_terminal=True, width=100), Console(file=lines)):
+        with RunProgress(5, console) as progress:
+            progress.keep([{"passed": True}, {"passed": False}, {"passed": True}])
+            progress({"passed": True})
+            progress({"passed": False})
+    assert "5/5" in on_terminal.getvalue() and "3 passed" in on_terminal.getvalue()
+    assert lines.getvalue().splitlines()[0] == "3 of 5 attempts are kept"
+    assert lines.getvalue().splitlines()[-1].startswith("5 of 5 attempts, 3 passed, 0:0")
 
 
 def test_progress_counts_passes_and_voids_on_a_terminal():
