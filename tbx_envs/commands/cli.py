@@ -17,6 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from tbx_envs.command_line import refuse_dashes
 from tbx_envs.commands.command import BrokenCommand, Command, HydraCommand
 from tbx_envs.errors import ConfigError, TbxError, did_you_mean
 from tbx_envs.version import DISTRIBUTION, __version__
@@ -58,7 +59,12 @@ def _run(arguments: Sequence[str] | None) -> int:
     if name not in commands():
         print(f"tbx: unknown command '{name}'.{did_you_mean(name, commands())}\n\n{_help()}", file=sys.stderr)
         return 2
-    return _guarded(lambda: commands()[name].run(rest), name)
+    return _guarded(lambda: _run_command(name, rest), name)
+
+
+def _run_command(name: str, words: Sequence[str]) -> int:
+    refuse_dashes(f"tbx {name}", words)
+    return commands()[name].run(words)
 
 
 @contextlib.contextmanager
