@@ -111,16 +111,15 @@ def test_the_traceback_is_shown_on_request(monkeypatch):
         main(["tasks", "show", "clinic/nothing/000"])
 
 
-def test_an_interruption_says_how_to_resume(monkeypatch, capsys):
-    class Interrupted:
-        summary = ""
+@pytest.mark.parametrize(("name", "resumes"), [("evaluate", True), ("train", True), ("play", False), ("sft", False)])
+def test_an_interruption_says_how_to_resume_what_can_be(name, resumes, monkeypatch, capsys):
+    def interrupted(*given):
+        raise KeyboardInterrupt
 
-        def run(self, arguments):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "commands", lambda: {"report": Interrupted()})
-    assert main(["report"]) == 130
-    assert "resumes from here" in capsys.readouterr().err
+    monkeypatch.setattr(type(commands()[name]), "run", interrupted)
+    assert main([name]) == 130
+    said = capsys.readouterr().err
+    assert said.startswith("interrupted") and ("resumes from here" in said) == resumes
 
 
 def test_evaluate_writes_rows_summary_transcripts_and_where_they_came_from(scripted):

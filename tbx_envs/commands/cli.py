@@ -122,7 +122,9 @@ def _guarded(command: Callable[[], int | None], name: str) -> int:
         print(f"{type(missing).__name__}: {missing}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; the same command with the same output_dir resumes from here.", file=sys.stderr)
+        resumes = getattr(commands()[name], "resumes", False)
+        how = "; the same command with the same output_dir resumes from here" if resumes else ""
+        print(f"interrupted{how}.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `tbx tasks list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -9,7 +9,7 @@ from tbx_envs.command_line import ArgumentParser
 from tbx_envs.errors import ConfigError
 from tbx_envs.evaluation import report
 from tbx_envs.evaluation.compare import compare_folders
-from tbx_envs.evaluation.pool import load_pool
+from tbx_envs.evaluation.pool import read_pool
 from tbx_envs.evaluation.transcripts import episode_text, load_episodes
 
 
@@ -25,7 +25,7 @@ def report_folder(arguments: Sequence[str]) -> None:
     report.print_run(summary, summary["k"], title=f"policy {summary['policy']}, {given.folder}")
     pool_path = Path(given.folder) / "pool.json"
     if pool_path.is_file():
-        report.print_pool(load_pool(pool_path))
+        report.print_pool(read_pool(pool_path))
 
 
 def compare(arguments: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import textwrap
@@ -159,6 +160,9 @@ def play_task(arguments: Sequence[str]) -> None:
     parser.add_argument("task", help="a uid such as clinic/cancel_visit/000, or a Gymnasium id")
     parser.add_argument("--seed", type=int, default=0, help="seed of the simulated user's wording")
     given = parser.parse_args(arguments)
+    with contextlib.suppress(ImportError):  # `input` has line editing and a history where this is imported
+        import readline  # noqa: F401
+
     from tbx_envs.env import ToolEnv
     from tbx_envs.play import play
 

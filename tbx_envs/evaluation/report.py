@@ -192,6 +192,11 @@ def run_notes(summary: Mapping[str, Any], k: int) -> list[str]:
         )
     if summary.get("costs"):
         notes.append(_cost_note(summary["costs"], k))
+    if summary.get("tasks_unknown"):
+        notes.append(
+            f"{summary['tasks_unknown']} tasks are not known here, so the held-out families are without them. Register "
+            f"their dataset (TBX_DATASETS)."
+        )
     if summary.get("missing"):
         notes.append(f"{summary['missing']} attempts have not been made yet: the evaluation run is unfinished.")
     return notes

@@ -26,7 +26,7 @@ from typing import Any
 
 from tbx_envs.agents import Agent, Attempt
 from tbx_envs.episode import Episode
-from tbx_envs.errors import CheckFault, ConfigError, PolicyFault
+from tbx_envs.errors import CheckFault, ConfigError, DomainError, PolicyFault
 from tbx_envs.evaluation.files import Row, RunLog
 from tbx_envs.evaluation.metrics import Tally, measures
 from tbx_envs.seeding import derive
@@ -170,9 +170,11 @@ def row_of(episode: Episode, policy_name: str, retry: int, content_hash: str, vo
             f"report's, in [0, 1], for a clean one, None for a void one. Take rewards from the environment."
         )
     usage = {name: int(number) for name, number in episode.usage.items()}
+    task = find_task(episode.uid)
     return {
         "uid": episode.uid,
-        "family": find_task(episode.uid).family,
+        "family": task.family,
+        "heldout_family": is_heldout_family(task),
         "attempt": episode.attempt,
         "passed": episode.passed,
         "reward": episode.reward,
@@ -257,11 +259,13 @@ def summarize(rows: Sequence[Row], attempts: int, seed: int = 0) -> dict[str, An
 
     Returns:
         `tbx_envs.evaluation.metrics.measures` with `unseen_families` (of the held-out families) and `families` (family
-        -> measures), `void_kinds` (kind of fault -> number of void rows) and `retries` (attempts repeated after a
-        fault).
+        -> measures), `void_kinds` (kind of fault -> number of void rows), `retries` (attempts repeated after a
+        fault) and `tasks_unknown` (tasks whose family may be held out: rows of an earlier version do not say it, and
+        the tasks are not known here).
     """
     tallies = tallies_of(rows)
-    heldout = [tally for tally in tallies if is_heldout_family(find_task(tally.uid))]
+    is_heldout = {row["uid"]: _is_of_heldout_family(row) for row in rows}
+    heldout = [tally for tally in tallies if is_heldout[tally.uid]]
     families: dict[str, list[Tally]] = {}
     for tally in tallies:
         families.setdefault(tally.family, []).append(tally)
@@ -270,9 +274,20 @@ def summarize(rows: Sequence[Row], attempts: int, seed: int = 0) -> dict[str, An
         **measures(tallies, attempts, seed),
         "void_kinds": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
         "retries": sum(row["retry"] for row in rows),
+        "tasks_unknown": sum(known is None for known in is_heldout.values()),
         "unseen_families": measures(heldout, attempts, seed),
         "families": {name: measures(family, attempts, seed) for name, family in families.items()},
     }
+
+
+def _is_of_heldout_family(row: Row) -> bool | None:
+    """What the row says; of one that does not, what the task says; None where that is not known here."""
+    if "heldout_family" in row:
+        return bool(row["heldout_family"])
+    try:
+        return is_heldout_family(find_task(row["uid"]))
+    except DomainError:  # of a dataset that is not registered
+        return None
 
 
 def refuse_many_voids(rows: Sequence[Row]) -> None:

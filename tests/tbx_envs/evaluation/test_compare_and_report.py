@@ -20,6 +20,7 @@ from tbx_envs.evaluation.report import (
 from tbx_envs.evaluation.run import run
 from tbx_envs.evaluation.task_lists import select_tasks
 from tbx_envs.testing.agents import PrescribedAgent
+from tbx_envs.thinkingbox import dataset as datasets
 
 UIDS = (*select_tasks("train")[:3], select_tasks("heldout")[-1])
 
@@ -137,6 +138,24 @@ def test_an_unfinished_run_is_reported_as_far_as_it_goes(tmp_path):
     summary = run_summary(tmp_path)
     assert (summary["attempts"], summary["missing"]) == (5, 11)
     assert "the evaluation run is unfinished" in printed(print_run, summary, 4)
+
+
+def test_a_run_is_reported_where_its_dataset_is_not_registered(bikeshop, tmp_path, monkeypatch):
+    uids = ("rentals_main.py:test_end_rental", "front_desk.py:test_refund_is_told")
+    run_in(tmp_path, lambda uid, attempt, tries: "pass", uids=uids)
+    summary = run_summary(tmp_path)
+    assert summary["unseen_families"]["tasks"] == 1  # of the benchmark
+    for name in ("_registered", "_owners"):
+        monkeypatch.setattr(datasets, name, {})
+    assert run_summary(tmp_path) == summary
+    # Rows of an earlier version do not say which families are held out.
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    for row in rows:
+        del row["heldout_family"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    old = run_summary(tmp_path)
+    assert (old["tasks"], old["unseen_families"]["tasks"], old["tasks_unknown"]) == (2, 0, 2)
+    assert "2 tasks are not known here" in printed(print_run, old, 4)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
