@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -20,7 +20,7 @@ from tbx_envs.episode import Episode, Fault
 from tbx_envs.errors import ActionError, EnvironmentFault
 from tbx_envs.messages import Message, Turn
 from tbx_envs.rendering import transcript_text
-from tbx_envs.runtime import EpisodeOptions
+from tbx_envs.runtime import EpisodeOptions, GivenOptions
 from tbx_envs.spaces import AnyText
 
 # Slots whose environments wait for other processes are stepped in threads, at most this many at a time.
@@ -52,7 +52,7 @@ class EpisodeSlots:
         given: single options by name, which replace those of `options`.
     """
 
-    def __init__(self, num_slots: int, options: EpisodeOptions | None = None, **given: Any) -> None:
+    def __init__(self, num_slots: int, options: EpisodeOptions | None = None, **given: Unpack[GivenOptions]) -> None:
         self._envs: list[ToolEnv | None] = [None] * num_slots
         self._running = [False] * num_slots
         self._options = EpisodeOptions.of(options, given)
@@ -161,6 +161,7 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
         num_envs: number of slots; with `uids` it may be left out.
         uid: task id of all slots.
         uids: one task id for each slot, instead of `uid`.
+        render_mode: as in `ToolEnv`.
         options: options of every episode; None is the defaults.
         given: single options of `ToolEnv` by name, which replace those of `options`.
 
@@ -177,8 +178,9 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
         *,
         uid: str | None = None,
         uids: Sequence[str] | None = None,
+        render_mode: str | None = None,
         options: EpisodeOptions | None = None,
-        **given: Any,
+        **given: Unpack[GivenOptions],
     ) -> None:
         if uids is None:
             if uid is None:
@@ -192,8 +194,8 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
         self.single_action_space = AnyText()
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self.render_mode = given.get("render_mode")
-        self.envs = [ToolEnv(uid, options=options, **given) for uid in self.uids]
+        self.render_mode = render_mode
+        self.envs = [ToolEnv(uid, render_mode=render_mode, options=options, **given) for uid in self.uids]
         self._ready = np.zeros(self.num_envs, bool)  # True where a step is possible
 
     def reset(

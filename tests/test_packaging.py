@@ -131,7 +131,7 @@ def test_the_citation_is_of_this_version_and_names_no_person():
 
 def test_every_library_that_the_environments_import_is_required(setup):
     """Those that are imported inside functions for a user's own tokenizer are excepted."""
-    distribution = {"yaml": "pyyaml", "hydra": "hydra-core", "omegaconf": "hydra-core", "mcp_types": "mcp"}
+    distribution = {"yaml": "pyyaml", "hydra": "hydra-core", "mcp_types": "mcp"}
     distribution |= {
         "httpx2": "mcp",
         "anyio": "mcp",

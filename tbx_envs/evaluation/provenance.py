@@ -84,11 +84,11 @@ def provenance(
         try:
             yield
         except REFUSALS:
-            for path, text in before.items():
-                if text is None:
+            for path, earlier in before.items():
+                if earlier is None:
                     path.unlink(missing_ok=True)
                 else:
-                    path.write_text(text, encoding="utf-8")
+                    path.write_text(earlier, encoding="utf-8")
             raise
 
 

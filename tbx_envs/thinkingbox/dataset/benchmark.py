@@ -171,5 +171,5 @@ def _line(task: DatasetTask) -> str:
     patches = [key for config in task.init.values() if (key := patch_key(config)) is not None]
     if len(patches) > 1:
         raise DomainError(f"task {task.uid}: {len(patches)} servers have a {PATCH}; a line of {FILE_NAME} has one key.")
-    keys = (text_key(task.query), *(patches or [None]), calls_key(task))
+    keys = (text_key(task.query), patches[0] if patches else None, calls_key(task))
     return " ".join([task.uid, *(key or _NO_KEY for key in keys)])
