@@ -182,6 +182,7 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
         options: EpisodeOptions | None = None,
         **given: Unpack[GivenOptions],
     ) -> None:
+        self.envs: list[ToolEnv] = []  # Gymnasium closes what it deletes, half-made ones too
         if uids is None:
             if uid is None:
                 raise ActionError("ToolVectorEnv got neither uid nor uids; name one task, or one for each slot.")
