@@ -1,9 +1,12 @@
-# make demo | test | parity | lint | docs | dist: each makes its environment first, with the newest Python of 3.11 to 3.13
-# that actually runs.
+# make demo | test | test-lowest | parity | lint | docs | dist: each makes its environment first, with the newest Python
+# of 3.11 to 3.13 that actually runs, or a later one, which is untried.
 # PYTHON=/path/to/python overrides the choice.
 
-SUITABLE := import sys, venv, ensurepip, sqlite3; raise SystemExit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
-PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
+SUITABLE := import sys, venv, ensurepip, sqlite3; raise SystemExit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.14 python3 python; do \
+	if $$p -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$p; break; fi; done)
+# The lowest Python, for the lowest libraries: some of them have no wheels for later ones.
+PYTHON_LOWEST ?= $(shell for p in python3.11 $(PYTHON); do \
 	if $$p -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$p; break; fi; done)
 BIN := .venv/bin
 # Tests read the chat templates of real models out of this wheel; it is never imported, so it needs no torch.
@@ -16,13 +19,25 @@ XLA ?= quick
 # Others that libraries bring cost each process seconds.
 PLUGINS := --disable-plugin-autoload -p xdist.plugin -p jaxtyping._pytest_plugin -p _hypothesis_pytestplugin
 
-.PHONY: demo test parity lint docs dist clean
+.PHONY: demo test test-lowest parity lint docs dist clean
 
 demo: .venv/installed-demo
 	$(BIN)/tbx demo seed=$(SEED)
 
 test: .venv/installed-dev
 	TBX_TEST_XLA=$(XLA) $(BIN)/python -m pytest $(PLUGINS) -n $(WORKERS)
+
+# The suite on the lowest versions that setup.cfg allows, in an environment of its own.
+test-lowest: .venv-lowest/installed
+	TBX_TEST_XLA=$(XLA) .venv-lowest/bin/python -m pytest -n $(WORKERS)
+
+.venv-lowest/installed: setup.cfg pyproject.toml tests/lowest_versions.py
+	$(PYTHON_LOWEST) -m venv .venv-lowest
+	.venv-lowest/bin/python tests/lowest_versions.py dev > .venv-lowest/lowest.txt
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-lowest/lowest.txt \
+		--editable '.[dev]'
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps '$(TEMPLATES)'
+	touch $@
 
 # Models against transformers; torch lives in an environment of its own, so that nothing else comes to need it.
 parity: .venv-parity/installed
@@ -55,9 +70,9 @@ dist: .venv/installed-build
 
 .venv/bin/python:
 	@if [ -z "$(PYTHON)" ]; then \
-		echo "tbx needs Python 3.11, 3.12 or 3.13 with venv; none of python3.13, python3.12, python3.11, python3, python runs." >&2; \
+		echo "tbx needs Python 3.11 or newer with venv; none of python3.13, python3.12, python3.11, python3.14, python3, python runs." >&2; \
 		echo "Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; exit 1; fi
 	$(PYTHON) -m venv .venv
 
 clean:
-	rm -rf .venv .venv-parity build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-lowest .venv-parity build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -12,6 +12,14 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+try:
+    import fcntl  # noqa: F401  a lock on a run's folder
+except ImportError as error:
+    raise ImportError(
+        "tbx runs on Linux and macOS: it locks folders and forks processes in ways that Windows does not have. Use its "
+        "Subsystem for Linux there."
+    ) from error
+
 from tbx_envs import renamed
 from tbx_envs.registration import register_built_in
 from tbx_envs.version import __version__

@@ -18,7 +18,7 @@ import copy
 import functools
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import gymnasium
 from gymnasium.envs.registration import registry
@@ -50,7 +50,7 @@ from tbx_envs.messages import (
 )
 from tbx_envs.registration import NAMESPACE, env_id, uid_of
 from tbx_envs.rendering import transcript_text
-from tbx_envs.runtime import EpisodeOptions, Runtime
+from tbx_envs.runtime import EpisodeOptions, GivenOptions, Runtime
 from tbx_envs.sources import source_of
 from tbx_envs.spaces import AnyText
 from tbx_envs.task import AnyTask
@@ -84,7 +84,12 @@ class ToolEnv(gymnasium.Env[str, str | Turn]):
     metadata: dict[str, Any] = {"render_modes": ["ansi", "human"], "render_fps": 1}  # noqa: RUF012 (as in Gymnasium)
 
     def __init__(
-        self, uid: str, *, render_mode: str | None = None, options: EpisodeOptions | None = None, **given: Any
+        self,
+        uid: str,
+        *,
+        render_mode: str | None = None,
+        options: EpisodeOptions | None = None,
+        **given: Unpack[GivenOptions],
     ) -> None:
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ActionError(f"render_mode {render_mode!r} is not known; use None, 'ansi' or 'human'.")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tbx_envs.env import ToolEnv
+from tbx_envs.errors import did_you_mean
 from tbx_envs.messages import DONE_MARK, Text, ToolCall, Turn
 from tbx_envs.rendering import transcript_text
 
+COMMANDS = ("say", "tools", "rules", "done", "quit", "help")
 HELP = """\
-  any words             are said to the user
+  any words             are said to the user (/say WORDS, if they look like a call)
   /TOOL {"key": ...}    calls a tool, for example /find_patient {"name": "..."}
   /tools                lists the tools and their arguments
   /rules                shows the rules you must follow
@@ -73,22 +75,36 @@ def _verdict(check: dict[str, object]) -> list[str]:
 
 def _turn(env: ToolEnv, line: str, write: Callable[[str], None]) -> Turn | None:
     """The turn of a line; None when the line was a question to the terminal, which is answered here."""
+    names = [tool["function"]["name"] for tool in env.tools]
     if not line.startswith("/"):
+        if _looks_like_a_call(line, names):
+            write(f"Nothing was said. With a slash it is a call: /{line}\nTo say these words to the user: /say {line}")
+            return None
         return Turn(text=line) if line else None
     command, _, rest = line[1:].partition(" ")
-    names = [tool["function"]["name"] for tool in env.tools]
     match command:
+        case "say" if rest:
+            return Turn(text=rest)
         case "done":
             return Turn(text=f"{rest} {DONE_MARK}".strip())
         case "rules":
             write("\n\n".join(_rules(env)))
         case "tools":
             write("\n".join(_signature(tool["function"]) for tool in env.tools))
+        case "help":
+            write(HELP)
         case _ if command in names:
             return _call(command, rest, write)
         case _:
-            write(HELP if command == "help" else f"'/{command}' is neither a command nor a tool.\n{HELP}")
+            near = did_you_mean(command, [*names, *COMMANDS])
+            write(f"'/{command}' is neither a command nor a tool.{near}\n{HELP}")
     return None
+
+
+def _looks_like_a_call(line: str, names: Sequence[str]) -> bool:
+    """True for a tool's name, alone or with arguments, and for a command's name alone."""
+    word, _, rest = line.partition(" ")
+    return (word in names and rest.lstrip()[:1] in ("", "{")) or line in COMMANDS
 
 
 def _call(name: str, text: str, write: Callable[[str], None]) -> Turn | None:

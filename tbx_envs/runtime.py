@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 from tbx_envs.endpoints.costs import TokenUsage, usage_counts
 from tbx_envs.episode import CheckReport, Episode
@@ -28,6 +28,19 @@ if TYPE_CHECKING:  # the first imports this module; a judge is an option of task
 # (task, domain, seed) -> user of an episode. The domain is None for a dataset's task. A user of None means that no one
 # answers after the first message.
 UserMaker = Callable[[AnyTask, "Domain | None", int], User | None]
+
+
+class GivenOptions(TypedDict, total=False):
+    """`EpisodeOptions` as keyword arguments, any of them, so that a type checker finds a misspelt one."""
+
+    chat_format: str
+    user: UserMaker | None
+    tool_timeout_s: float | None
+    judge: Judge | str | None
+    start: Literal["fork", "spawn"]
+    clock: datetime.datetime | None
+    clock_runs: bool
+    check_timeout_s: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -20,7 +20,7 @@ from tbx_envs.episode import Episode, Fault
 from tbx_envs.errors import ActionError, EnvironmentFault
 from tbx_envs.messages import Message, Turn
 from tbx_envs.rendering import transcript_text
-from tbx_envs.runtime import EpisodeOptions
+from tbx_envs.runtime import EpisodeOptions, GivenOptions
 from tbx_envs.spaces import AnyText
 
 # Slots whose environments wait for other processes are stepped in threads, at most this many at a time.
@@ -52,7 +52,7 @@ class EpisodeSlots:
         given: single options by name, which replace those of `options`.
     """
 
-    def __init__(self, num_slots: int, options: EpisodeOptions | None = None, **given: Any) -> None:
+    def __init__(self, num_slots: int, options: EpisodeOptions | None = None, **given: Unpack[GivenOptions]) -> None:
         self._envs: list[ToolEnv | None] = [None] * num_slots
         self._running = [False] * num_slots
         self._options = EpisodeOptions.of(options, given)
@@ -150,16 +150,18 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
 
     Autoreset is disabled, since the attempts of a group must not continue with another episode by themselves. Reset the
     slots that have ended with `reset(options={"reset_mask": mask})`, or pass None as a slot's action to leave it as
-    it is.
+    it is. `terminated` and `truncated` are true once, in the step that ends the slot's episode, since wrappers that
+    count episodes count these; in a slot that is left as it is both are false.
 
     A fault in one slot does not disturb the others. That slot is truncated, `info["fault"]` has `kind` and
     `message`, and its reward is NaN, since an infrastructure error is never a reward: drop the episode, or reset the
-    slot.
+    slot. One that could not even start is in the infos of `reset`, and in no later step.
 
     Args:
         num_envs: number of slots; with `uids` it may be left out.
         uid: task id of all slots.
         uids: one task id for each slot, instead of `uid`.
+        render_mode: as in `ToolEnv`.
         options: options of every episode; None is the defaults.
         given: single options of `ToolEnv` by name, which replace those of `options`.
 
@@ -176,9 +178,11 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
         *,
         uid: str | None = None,
         uids: Sequence[str] | None = None,
+        render_mode: str | None = None,
         options: EpisodeOptions | None = None,
-        **given: Any,
+        **given: Unpack[GivenOptions],
     ) -> None:
+        self.envs: list[ToolEnv] = []  # Gymnasium closes what it deletes, half-made ones too
         if uids is None:
             if uid is None:
                 raise ActionError("ToolVectorEnv got neither uid nor uids; name one task, or one for each slot.")
@@ -191,10 +195,8 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
         self.single_action_space = AnyText()
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self.render_mode = given.get("render_mode")
-        self.envs = [ToolEnv(uid, options=options, **given) for uid in self.uids]
-        self._terminated = np.zeros(self.num_envs, bool)
-        self._truncated = np.zeros(self.num_envs, bool)
+        self.render_mode = render_mode
+        self.envs = [ToolEnv(uid, render_mode=render_mode, options=options, **given) for uid in self.uids]
         self._ready = np.zeros(self.num_envs, bool)  # True where a step is possible
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -220,7 +222,6 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
         observations = [""] * self.num_envs
         infos: dict[str, Any] = {}
         for slot in np.flatnonzero(mask).tolist():
-            self._terminated[slot] = self._truncated[slot] = False
             try:
                 observations[slot], info = self.envs[slot].reset(seed=seeds[slot])
                 self._ready[slot] = True
@@ -232,7 +233,7 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
     def step(
         self, actions: Sequence[str | Turn | None]
     ) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """One turn in each slot; None leaves a slot as it is, with observation "" and reward 0.0.
+        """One turn in each slot; None leaves a slot as it is, with observation "" and reward 0.0, and ends nothing.
 
         Raises:
             ActionError: a slot with an action has no running episode; then no slot was stepped.
@@ -248,23 +249,23 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
             )
         observations = [""] * self.num_envs
         rewards = np.zeros(self.num_envs, np.float64)
+        terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         infos: dict[str, Any] = {}
         for slot, action in enumerate(actions):
             if action is None:
                 continue
+            env = self.envs[slot]
             try:
-                observations[slot], rewards[slot], terminated, truncated, info = self.envs[slot].step(action)
-                self._terminated[slot], self._truncated[slot] = terminated, truncated
-                self._ready[slot] = not (terminated or truncated)
+                observations[slot], rewards[slot], terminated[slot], truncated[slot], info = env.step(action)
+                self._ready[slot] = not (terminated[slot] or truncated[slot])
             except EnvironmentFault as fault:
-                rewards[slot] = np.nan
+                rewards[slot], truncated[slot] = np.nan, True
                 info = self._fault(slot, fault)
             infos = self._add_info(infos, info, slot)
-        return tuple(observations), rewards, self._terminated.copy(), self._truncated.copy(), infos
+        return tuple(observations), rewards, terminated, truncated, infos
 
     def _fault(self, slot: int, fault: EnvironmentFault) -> dict[str, Any]:
         self._ready[slot] = False
-        self._terminated[slot], self._truncated[slot] = False, True
         return {
             "uid": self.uids[slot],
             "messages": [],

@@ -111,16 +111,15 @@ def test_the_traceback_is_shown_on_request(monkeypatch):
         main(["tasks", "show", "clinic/nothing/000"])
 
 
-def test_an_interruption_says_how_to_resume(monkeypatch, capsys):
-    class Interrupted:
-        summary = ""
+@pytest.mark.parametrize(("name", "resumes"), [("evaluate", True), ("train", True), ("play", False), ("sft", False)])
+def test_an_interruption_says_how_to_resume_what_can_be(name, resumes, monkeypatch, capsys):
+    def interrupted(*given):
+        raise KeyboardInterrupt
 
-        def run(self, arguments):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "commands", lambda: {"report": Interrupted()})
-    assert main(["report"]) == 130
-    assert "resumes from here" in capsys.readouterr().err
+    monkeypatch.setattr(type(commands()[name]), "run", interrupted)
+    assert main([name]) == 130
+    said = capsys.readouterr().err
+    assert said.startswith("interrupted") and ("resumes from here" in said) == resumes
 
 
 def test_evaluate_writes_rows_summary_transcripts_and_where_they_came_from(scripted):
@@ -182,9 +181,12 @@ def test_pool_freezes_the_tasks_of_the_wanted_bands(tbx, tmp_path):
     assert tbx(*arguments, "bands=[too_easy]", cwd=tmp_path).returncode == 0
     pool = json.loads((tmp_path / "pool" / "pool.json").read_text())
     assert [(task["uid"], task["band"], task["kept"]) for task in pool["tasks"]] == [(UID, "too_easy", True)]
+    records = [tmp_path / "pool" / name for name in ("run.json", ".hydra/overrides.yaml", ".hydra/config.yaml")]
+    before = [path.read_text() for path in records]
     again = tbx(*arguments, "bands=[easy,too_easy]", cwd=tmp_path)
     assert again.returncode == 2
     assert "holds another pool" in again.stderr
+    assert [path.read_text() for path in records] == before and "bands=[too_easy]" in before[1]
 
 
 @pytest.mark.parametrize(
@@ -193,15 +195,17 @@ def test_pool_freezes_the_tasks_of_the_wanted_bands(tbx, tmp_path):
         (["policy=orcale"], "Did you mean 'oracle'?"),
         (["policy=oracle", "tasks=heldot"], "Did you mean 'heldout'?"),
         (["policy=oracle", "attempts=0"], "attempts: Input should be greater than 0"),
-        (["polcy=oracle"], "Could not override 'polcy'"),
+        (["polcy=oracle"], "there is no key 'polcy'. Did you mean 'policy'?"),
+        (["-m", "policy=orcale"], "Did you mean 'oracle'?"),
+        (["policy=oracle", "tasks=heldot", "output_dir=there/a"], "Did you mean 'heldout'?"),
     ],
 )
-def test_a_misspelt_run_is_told_what_is_wrong_and_ends_with_two(tbx, tmp_path, arguments, told):
+def test_a_misspelt_run_is_told_what_is_wrong_ends_with_two_and_leaves_nothing(tbx, tmp_path, arguments, told):
     done = tbx("evaluate", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert told in done.stderr
     assert "Traceback" not in done.stderr
-    assert not list(tmp_path.rglob("rows.jsonl"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_looking_at_tasks_and_evaluating_without_a_model_import_no_jax(tmp_path):

@@ -8,11 +8,13 @@ import configparser
 import json
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 
 import pytest
 import yaml
+from lowest_versions import lowest
 
 from tbx_envs.commands.cli import _EXTRA_OF
 from tbx_envs.version import __version__
@@ -84,6 +86,22 @@ def test_every_extra_is_one_that_the_commands_name_and_all_holds_the_trainers(se
     assert set(lines(extras["jax"])) < set(lines(extras["cuda"]))
 
 
+def test_the_lowest_versions_are_those_of_the_metadata(setup):
+    bounds = lowest(["dev"])
+    wanted = [*lines(setup["options"]["install_requires"]), *lines(setup["options.extras_require"]["dev"])]
+    bounded = [line for line in wanted if ">=" in line or "==" in line]
+    assert len(bounds) == len(bounded) > 30
+    assert bounds["hydra-core"] == "1.3" and bounds["mcp"] == "2.0" and bounds["jax"] == "0.10.2"
+    # What is without one is types only, whose version no result depends on.
+    assert {line for line in wanted if line not in bounded and "#" not in line} == {"types-jsonschema", "types-PyYAML"}
+
+
+def test_a_system_without_locks_is_told_so_at_once(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
+    with pytest.raises(ImportError, match="tbx runs on Linux and macOS"):
+        runpy.run_path(str(ROOT / "tbx_envs" / "__init__.py"))
+
+
 def test_every_python_that_the_metadata_names_is_tried_by_the_workflow(setup):
     named = {line.rpartition(" ")[2] for line in lines(setup["metadata"]["classifiers"]) if "Python :: 3." in line}
     jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]
@@ -113,7 +131,7 @@ def test_the_citation_is_of_this_version_and_names_no_person():
 
 def test_every_library_that_the_environments_import_is_required(setup):
     """Those that are imported inside functions for a user's own tokenizer are excepted."""
-    distribution = {"yaml": "pyyaml", "hydra": "hydra-core", "omegaconf": "hydra-core", "mcp_types": "mcp"}
+    distribution = {"yaml": "pyyaml", "hydra": "hydra-core", "mcp_types": "mcp"}
     distribution |= {
         "httpx2": "mcp",
         "anyio": "mcp",

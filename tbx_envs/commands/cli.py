@@ -17,6 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from tbx_envs.command_line import refuse_dashes
 from tbx_envs.commands.command import BrokenCommand, Command, HydraCommand
 from tbx_envs.doors import words_of
 from tbx_envs.errors import ConfigError, TbxError, did_you_mean
@@ -59,7 +60,12 @@ def _run(arguments: Sequence[str] | None) -> int:
     if name not in commands():
         print(f"tbx: unknown command '{name}'.{did_you_mean(name, commands())}\n\n{_help()}", file=sys.stderr)
         return 2
-    return _guarded(lambda: commands()[name].run(rest), name)
+    return _guarded(lambda: _run_command(name, rest), name)
+
+
+def _run_command(name: str, words: Sequence[str]) -> int:
+    refuse_dashes(f"tbx {name}", words)
+    return commands()[name].run(words)
 
 
 @contextlib.contextmanager
@@ -117,7 +123,9 @@ def _guarded(command: Callable[[], int | None], name: str) -> int:
         print(f"{type(missing).__name__}: {missing}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; the same command with the same output_dir resumes from here.", file=sys.stderr)
+        resumes = getattr(commands()[name], "resumes", False)
+        how = "; the same command with the same output_dir resumes from here" if resumes else ""
+        print(f"interrupted{how}.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `tbx tasks list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tbx_envs.errors import ConfigError
 
@@ -25,6 +25,7 @@ class Command:
 
     summary: str
     program: str
+    resumes: ClassVar[bool] = False
 
     def run(self, arguments: Sequence[str]) -> int:
         return imported(self.program)(arguments) or 0
@@ -39,12 +40,14 @@ class HydraCommand:
         config_name: configuration in `conf/`, and the subcommand's name.
         record: `module:class` of the record that validates the configuration.
         program: `module:function`, called with the record.
+        resumes: True when the same command goes on where it was interrupted.
     """
 
     summary: str
     config_name: str
     record: str
     program: str
+    resumes: bool = True
 
     def run(self, arguments: Sequence[str]) -> int:
         from tbx_envs.commands.hydra_programs import run_hydra_program

@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from tbx_envs.commands.overrides import near_key
 from tbx_envs.endpoints.config import EndpointConfig
 from tbx_envs.errors import ConfigError
 
@@ -179,10 +180,24 @@ def validated(record: type[R], composed: DictConfig | dict[str, Any]) -> R:
     try:
         return record.model_validate(plain)
     except pydantic.ValidationError as error:
-        problems = [
-            f"  {'.'.join(str(part) for part in item['loc'])}: {item['msg']} (given: {item['input']!r})"
-            for item in error.errors()
-        ]
+        keys = tuple(_keys(record))
+        problems = [_problem(item, keys) for item in error.errors()]
         raise ConfigError(
             f"{record.__name__}: {len(problems)} problem(s) in the configuration:\n" + "\n".join(problems)
         ) from error
+
+
+def _problem(item: Any, keys: Sequence[str]) -> str:
+    """A line about one error of pydantic."""
+    key = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return f"  {key}: there is no such key.{near_key(key, keys)}"
+    return f"  {key}: {item['msg']} (given: {item['input']!r})"
+
+
+def _keys(record: type[pydantic.BaseModel], before: str = "") -> Iterator[str]:
+    """The keys of a record and of the records in it, each with the path that leads to it."""
+    for name, field in record.model_fields.items():
+        yield before + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, pydantic.BaseModel):
+            yield from _keys(field.annotation, f"{before}{name}.")

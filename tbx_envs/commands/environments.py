@@ -6,10 +6,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tbx_envs.commands.config import AgentConfig, EnvironmentConfig, JudgeConfig, PlayConfig, UserConfig
 from tbx_envs.errors import ConfigError
+from tbx_envs.evaluation.files import SpendingLog
 from tbx_envs.runtime import EpisodeOptions, UserMaker
 from tbx_envs.sources import source_of
 from tbx_envs.task import AnyTask, Task
@@ -47,18 +49,26 @@ class Endpoints:
 
 
 @contextlib.contextmanager
-def opened_endpoints(*, judge: JudgeConfig, user: UserConfig, agent: AgentConfig | None = None) -> Iterator[Endpoints]:
-    """The configured endpoints, closed at the end; an interrupt cancels their pending requests."""
+def opened_endpoints(
+    *, judge: JudgeConfig, user: UserConfig, agent: AgentConfig | None = None, run_folder: Path | str | None = None
+) -> Iterator[Endpoints]:
+    """The configured endpoints, closed at the end; an interrupt cancels their pending requests.
+
+    Args:
+        judge, user, agent: configuration of each role.
+        run_folder: folder of the evaluation run that pays for their tokens; None keeps no account.
+    """
     with contextlib.ExitStack() as stack:
 
-        def opened(part: AgentConfig | UserConfig | JudgeConfig | None) -> ChatEndpoint | None:
+        def opened(part: AgentConfig | UserConfig | JudgeConfig | None, role: str) -> ChatEndpoint | None:
             if part is None or part.endpoint is None:
                 return None
             from tbx_envs.endpoints.client import ChatEndpoint
 
-            return stack.enter_context(contextlib.closing(ChatEndpoint(part.endpoint)))
+            spent = None if run_folder is None else SpendingLog(run_folder, role)
+            return stack.enter_context(contextlib.closing(ChatEndpoint(part.endpoint, spent=spent)))
 
-        endpoints = Endpoints(agent=opened(agent), user=opened(user), judge=opened(judge))
+        endpoints = Endpoints(agent=opened(agent, "policy"), user=opened(user, "user"), judge=opened(judge, "judge"))
         if endpoints.named:
             from tbx_envs.endpoints.client import stopped_by_interrupts
 

@@ -24,7 +24,7 @@ from tbx_envs.commands.environments import (
 )
 from tbx_envs.endpoints.costs import run_costs
 from tbx_envs.errors import ConfigError, did_you_mean
-from tbx_envs.evaluation.files import Row, load_rows
+from tbx_envs.evaluation.files import Row, load_rows, load_spending
 from tbx_envs.evaluation.pool import Pool, refuse_heldout, save_pool, select_pool
 from tbx_envs.evaluation.provenance import mark_provenance
 from tbx_envs.evaluation.regrade import regrade
@@ -117,7 +117,10 @@ def _costs(config: EvaluateConfig, rows: Sequence[Row], reliable_tasks: int) -> 
     agent = config.agent.endpoint if config.policy == "endpoint" else None
     served = {"policy": agent, "user": config.user.endpoint, "judge": config.judge.endpoint}
     prices = {role: settings.prices for role, settings in served.items() if settings is not None}
-    return {"costs": run_costs(rows, prices, reliable_tasks=reliable_tasks)} if prices else {}
+    if not prices:
+        return {}
+    spent = load_spending(config.output_dir)
+    return {"costs": run_costs(rows, prices, reliable_tasks=reliable_tasks, spent=spent)}
 
 
 def run_pool(config: PoolConfig) -> Pool:
@@ -147,7 +150,9 @@ def run_pool(config: PoolConfig) -> Pool:
 def _evaluated(config: AttemptsConfig, error_rate: float) -> list[Row]:
     uids = select_tasks(config.tasks)
     fingerprint = policy_of_run(config, error_rate)
-    with opened_endpoints(judge=config.judge, user=config.user, agent=config.agent) as endpoints:
+    with opened_endpoints(
+        judge=config.judge, user=config.user, agent=config.agent, run_folder=config.output_dir
+    ) as endpoints:
         agent = build_agent(config, error_rate, uids, endpoints)
         with RunProgress(len(uids) * config.attempts) as progress:
             return run(
@@ -159,13 +164,14 @@ def _evaluated(config: AttemptsConfig, error_rate: float) -> list[Row]:
                 max_void_retries=config.max_void_retries,
                 policy=fingerprint,
                 progress=progress,
+                kept=progress.keep,
             )
 
 
 def _regraded(config: EvaluateConfig, folder: str) -> list[Row]:
     """The rows after grading the episodes of an evaluation run again."""
     _, rows = load_rows(folder)
-    with opened_endpoints(judge=config.judge, user=config.user) as endpoints:
+    with opened_endpoints(judge=config.judge, user=config.user, run_folder=config.output_dir) as endpoints:
         options = episode_options(config, endpoints)
         with RunProgress(len(rows)) as progress:
             return regrade(
@@ -175,6 +181,7 @@ def _regraded(config: EvaluateConfig, folder: str) -> list[Row]:
                 judge_fingerprint=environment_fingerprint(config.environment, config.judge, config.user).get("judge"),
                 check_timeout_s=config.environment.check_timeout_s,
                 progress=progress,
+                kept=progress.keep,
             )
 
 

@@ -8,12 +8,17 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from tbx_envs.commands.config import RENAMED_KEYS, Record, validated, warn_of_key
+from tbx_envs.commands.overrides import reworded, sorted_words
 from tbx_envs.errors import ConfigError
 
 R = TypeVar("R", bound=Record)
+
+# Hydra writes its records and opens its log before the program can refuse the command: into the folder of another run.
+_QUIET = ("hydra.output_subdir=null", "+hydra.job_logging.handlers.file.delay=true")
 
 
 def run_hydra_program(name: str, record: type[R], program: Callable[[R], Any], arguments: Sequence[str]) -> int:
@@ -38,27 +43,59 @@ def run_hydra_program(name: str, record: type[R], program: Callable[[R], Any], a
     @hydra.main(version_base=None, config_path="pkg://tbx_conf", config_name=name)
     def main(composed: Any) -> None:
         from hydra.core.hydra_config import HydraConfig
+        from hydra.types import RunMode
 
-        from tbx_envs.evaluation.provenance import provenance
+        from tbx_envs.evaluation.provenance import REFUSALS, provenance, remove_traces
 
         for verbose in ("jax", "absl"):  # they log missing backends and all options of the checkpoint manager
             logging.getLogger(verbose).setLevel(logging.WARNING)
         # Hydra gives each job of a sweep a folder of its own; the program sees only that one.
-        composed.output_dir = output_dir = HydraConfig.get().runtime.output_dir
-        config = validated(record, composed)
-        with provenance(output_dir, config.model_dump(mode="json"), ["tbx", name, *arguments]):
-            program(config)
+        output_dir = HydraConfig.get().runtime.output_dir
+        try:
+            records = _hydra_records(composed)
+            composed.output_dir = output_dir
+            config = validated(record, composed)
+            with provenance(output_dir, config.model_dump(mode="json"), ["tbx", name, *arguments], records):
+                program(config)
+        except (*REFUSALS, ModuleNotFoundError):
+            remove_traces(output_dir)
+            hydra_config = HydraConfig.get()
+            if hydra_config.mode == RunMode.MULTIRUN:
+                _remove_empty_sweep(Path(hydra_config.sweep.dir))
+            raise
 
-    overrides = [given for given in arguments if not given.startswith("-") and ("=" in given or given.startswith("~"))]
-    options = [given for given in arguments if given not in overrides]
+    options, overrides = sorted_words(name, arguments)
     # Hydra's parser accepts overrides only in one block, and people write `seed=0,1 -m` as well as `-m seed=0,1`.
-    sys.argv = [f"tbx {name}", *options, *overrides, f"hydra.job.name={name}"]
+    sys.argv = [f"tbx {name}", *options, *_QUIET, *overrides, f"hydra.job.name={name}"]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises errors, so that the command line can word them
     try:
         main()
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"tbx {name} {' '.join(arguments)}: {error}") from error
+        raise ConfigError(reworded(name, overrides, error)) from error
     return 0
+
+
+def _hydra_records(composed: Any) -> dict[str, str]:
+    """What Hydra would write into `.hydra`: path -> text."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    hydra_config = HydraConfig.get()
+    texts = {
+        "config": OmegaConf.to_yaml(composed),
+        "hydra": OmegaConf.to_yaml(OmegaConf.create({"hydra": hydra_config})),
+        "overrides": OmegaConf.to_yaml(hydra_config.overrides.task),
+    }
+    return {f".hydra/{name}.yaml": text for name, text in texts.items()}
+
+
+def _remove_empty_sweep(folder: Path) -> None:
+    """Remove the folder of a sweep in which no run has begun."""
+    from tbx_envs.evaluation.provenance import remove_traces
+
+    if [path.name for path in folder.glob("*")] == ["multirun.yaml"]:
+        (folder / "multirun.yaml").unlink()
+        remove_traces(folder)
 
 
 def renamed(argument: str) -> str:

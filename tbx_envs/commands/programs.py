@@ -21,4 +21,5 @@ POOL = HydraCommand(
 REPORT = Command("the measures of an evaluation run", "tbx_envs.commands.results:report_folder")
 COMPARE = Command("two evaluation runs side by side", "tbx_envs.commands.results:compare")
 SHOW = Command("transcripts of an evaluation run", "tbx_envs.commands.results:show")
+COMPLETION = Command("what a shell completes after tbx", "tbx_envs.commands.completion:main")
 SERVE = Command("answer the original's HTTP session API, on our server pool", "tbx_envs.thinkingbox.api.serve:main")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from tbx_envs.command_line import ArgumentParser
 from tbx_envs.errors import ConfigError
 from tbx_envs.evaluation import report
 from tbx_envs.evaluation.compare import compare_folders
-from tbx_envs.evaluation.pool import load_pool
+from tbx_envs.evaluation.pool import read_pool
 from tbx_envs.evaluation.transcripts import episode_text, load_episodes
 
 
 def report_folder(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser("tbx report", description="The measures of an evaluation run, finished or not.")
+    parser = ArgumentParser("tbx report", description="The measures of an evaluation run, finished or not.")
     parser.add_argument("folder", help="output_dir of `tbx evaluate` or `tbx pool`")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     given = parser.parse_args(arguments)
@@ -25,11 +25,11 @@ def report_folder(arguments: Sequence[str]) -> None:
     report.print_run(summary, summary["k"], title=f"policy {summary['policy']}, {given.folder}")
     pool_path = Path(given.folder) / "pool.json"
     if pool_path.is_file():
-        report.print_pool(load_pool(pool_path))
+        report.print_pool(read_pool(pool_path))
 
 
 def compare(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser("tbx compare", description="Two evaluation runs side by side, paired by task.")
+    parser = ArgumentParser("tbx compare", description="Two evaluation runs side by side, paired by task.")
     parser.add_argument("first", help="output_dir of the evaluation run to compare with")
     parser.add_argument("second", help="output_dir of the other evaluation run")
     given = parser.parse_args(arguments)
@@ -37,7 +37,7 @@ def compare(arguments: Sequence[str]) -> None:
 
 
 def show(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser("tbx show", description="Transcripts of an evaluation run.")
+    parser = ArgumentParser("tbx show", description="Transcripts of an evaluation run.")
     parser.add_argument("folder", help="output_dir of `tbx evaluate` or `tbx pool`")
     parser.add_argument("--uid", help="only this task")
     parser.add_argument("--attempt", type=int, help="only this attempt")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import json
 import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from tbx_envs.command_line import ArgumentParser
 from tbx_envs.domains import load_domain
 from tbx_envs.errors import DomainError, did_you_mean
 from tbx_envs.evaluation.task_lists import select_tasks
@@ -134,7 +135,7 @@ def validate(name: str) -> None:
 
 
 def tasks(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser("tbx tasks", description="Inspect and validate tasks.")
+    parser = ArgumentParser("tbx tasks", description="Inspect and validate tasks.")
     actions = parser.add_subparsers(dest="action", required=True)
     listing = actions.add_parser("list", help="uids, one per line: a file of them is a list that `tasks=` accepts")
     selection = "all, train, heldout, datasets, a name, a uid, a pattern, a file"
@@ -155,10 +156,13 @@ def tasks(arguments: Sequence[str]) -> None:
 
 
 def play_task(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser("tbx play", description="Be the agent of one episode, in the terminal.")
+    parser = ArgumentParser("tbx play", description="Be the agent of one episode, in the terminal.")
     parser.add_argument("task", help="a uid such as clinic/cancel_visit/000, or a Gymnasium id")
     parser.add_argument("--seed", type=int, default=0, help="seed of the simulated user's wording")
     given = parser.parse_args(arguments)
+    with contextlib.suppress(ImportError):  # `input` has line editing and a history where this is imported
+        import readline  # noqa: F401
+
     from tbx_envs.env import ToolEnv
     from tbx_envs.play import play
 

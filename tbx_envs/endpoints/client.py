@@ -68,6 +68,7 @@ class ChatEndpoint:
 
     Args:
         config: address and settings.
+        spent: function called with the tokens of each completion as it arrives, in the thread that asked.
         sleep: function that waits before a retry; for tests.
         seed: seed of the jitter of waits.
 
@@ -75,13 +76,21 @@ class ChatEndpoint:
         ConfigError: settings that cannot work; the message lists all of them.
     """
 
-    def __init__(self, config: EndpointConfig, *, sleep: Callable[[float], None] | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        config: EndpointConfig,
+        *,
+        spent: Callable[[TokenUsage], None] | None = None,
+        sleep: Callable[[float], None] | None = None,
+        seed: int = 0,
+    ) -> None:
         problems = list(_config_problems(config))
         if problems:
             lines = "".join(f"\n  {problem}" for problem in problems)
             raise ConfigError(f"the endpoint for model '{config.model}' cannot be used:{lines}")
         self.config = config
         self._url = config.base_url.rstrip("/") + PATH
+        self._spent = spent
         self._sleep = sleep
         self._seed = seed
         self._is_stopped = False  # not an Event: a signal handler sets it and must not take a lock
@@ -144,6 +153,8 @@ class ChatEndpoint:
             self._count(failures=1)
             raise
         self._count(completions=1, usage=completion.usage)
+        if self._spent is not None:
+            self._spent(completion.usage)
         return completion
 
     def _body(self, messages: Sequence[Mapping[str, Any]], wanted: Mapping[str, Any]) -> bytes:

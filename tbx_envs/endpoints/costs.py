@@ -122,17 +122,23 @@ def usage_of_counts(counts: Mapping[str, int], role: str = "policy") -> TokenUsa
 
 
 def run_costs(
-    rows: Iterable[Mapping[str, Any]], prices: Mapping[str, Prices | None], *, reliable_tasks: int
+    rows: Iterable[Mapping[str, Any]],
+    prices: Mapping[str, Prices | None],
+    *,
+    reliable_tasks: int | None,
+    spent: Mapping[str, TokenUsage] | None = None,
 ) -> dict[str, Any]:
     """Costs of an evaluation run, for its summary; JSON values.
 
     Void attempts count, since their tokens were paid for. A row may have `void_usage`: counts of void tries that were
-    repeated.
+    repeated. An interrupted run has also paid for attempts that no row has: `spent` knows these.
 
     Args:
         rows: rows of the run (`tbx_envs.evaluation.files`).
         prices: role -> prices, for each role of `ROLES` that is a served model; None where they are unknown.
-        reliable_tasks: number of tasks that passed every attempt (observed n/n).
+        reliable_tasks: number of tasks that passed every attempt (observed n/n); None where it is unknown.
+        spent: role -> tokens of all completions of the run, as far as they were recorded one by one
+            (`tbx_envs.evaluation.files.load_spending`). Where it is more than the rows have, it counts.
 
     Returns:
         `total`, `per_success` (total / passed attempts), `per_reliable_task` (total / `reliable_tasks`), each None
@@ -146,7 +152,8 @@ def run_costs(
     if unknown:
         raise ConfigError(f"{unknown[0]!r} is not a role in an evaluation run. Roles: {', '.join(ROLES)}.")
     rows = list(rows)
-    roles = {role: _role_costs(rows, role, of_role) for role, of_role in prices.items()}
+    recorded = spent or {}
+    roles = {role: _role_costs(rows, role, of_role, recorded.get(role)) for role, of_role in prices.items()}
     of_roles = [role["cost"] for role in roles.values()]
     total = sum(of_roles) if of_roles and None not in of_roles else None
     passed = sum(row["passed"] is True for row in rows)
@@ -158,11 +165,21 @@ def run_costs(
     }
 
 
-def _role_costs(rows: list[Mapping[str, Any]], role: str, prices: Prices | None) -> dict[str, Any]:
+def _role_costs(
+    rows: list[Mapping[str, Any]], role: str, prices: Prices | None, recorded: TokenUsage | None
+) -> dict[str, Any]:
     used = NOTHING_USED
     for row in rows:
         used += usage_of_counts(row["usage"], role)
         if row.get("void_usage"):
             used += usage_of_counts(row["void_usage"], role)
+    if recorded is not None:
+        used = _larger(used, recorded)
     tokens = {name: getattr(used, field) for field, name in _COUNTS.items()}
     return {"cost": cost(used, prices), **tokens}
+
+
+def _larger(rows: TokenUsage, recorded: TokenUsage) -> TokenUsage:
+    """The larger of both counts of the same tokens; unknown where one of them is."""
+    pairs = {field: (getattr(rows, field), getattr(recorded, field)) for field in _COUNTS}
+    return TokenUsage(**{field: None if None in pair else max(pair) for field, pair in pairs.items()})

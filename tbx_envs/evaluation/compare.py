@@ -20,11 +20,13 @@ class Comparison:
 
     Attributes:
         k: number of attempts at each task, the smaller of the two evaluation runs' numbers.
-        measures: measures of the first and of the second, over the paired tasks.
+        measures: measures of the first and of the second, over the paired tasks; those named by k are over the tasks
+            with k clean attempts in both, and `observed_<k>_of_<k>` is None for a run of more attempts.
         difference: mean over tasks of the second's pass rate minus the first's.
         interval: interval of the difference, paired tasks resampled together.
         only_first: number of tasks left out because the second has no clean attempt at them.
         only_second: number of tasks left out because the first has no clean attempt at them.
+        short: number of paired tasks that are not in the measures of k, since a run has fewer clean attempts at them.
     """
 
     k: int
@@ -33,6 +35,7 @@ class Comparison:
     interval: tuple[float, float]
     only_first: int
     only_second: int
+    short: int = 0
 
 
 def compare_folders(first: Path | str, second: Path | str, seed: int = 0) -> Comparison:
@@ -68,14 +71,19 @@ def compare(first: Sequence[Tally], second: Sequence[Tally], k: int, seed: int =
     if not uids:
         raise ConfigError("no task has clean attempts in both runs; evaluate the same tasks.")
     differences = [of_second[uid].rate - of_first[uid].rate for uid in uids]
+    full = [uid for uid in uids if min(of_first[uid].attempts, of_second[uid].attempts) >= k]
+
+    def measured(run: Mapping[str, Tally]) -> dict[str, Any]:
+        of_k = measures([run[uid] for uid in full], k, seed)
+        names = (f"pass_at_{k}", f"pass_hat_{k}", f"pass_hat_{k}_plug_in", f"observed_{k}_of_{k}")
+        return measures([run[uid] for uid in uids], k, seed) | {name: of_k[name] for name in names}
+
     return Comparison(
         k=k,
-        measures=(
-            measures([of_first[u] for u in uids], k, seed),
-            measures([of_second[u] for u in uids], k, seed),
-        ),
+        measures=(measured(of_first), measured(of_second)),
         difference=math.fsum(differences) / len(uids),
         interval=bootstrap_interval(differences, seed),
         only_first=len(of_first) - len(uids),
         only_second=len(of_second) - len(uids),
+        short=len(uids) - len(full),
     )

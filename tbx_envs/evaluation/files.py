@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tbx_envs.endpoints.costs import NOTHING_USED, TokenUsage, usage_counts, usage_of_counts
 from tbx_envs.episode import Episode
 from tbx_envs.errors import ConfigError
 from tbx_envs.evaluation.transcripts import episode_record
@@ -31,6 +32,7 @@ _ROW_KEYS: Mapping[str, tuple[type, ...]] = {
 _HEADER_KEYS: Mapping[str, tuple[type, ...]] = {"tasks": (dict,), "attempts": (int,), "policy": (dict,)}
 
 HEADER = "evaluation.json"
+_SPENDING = "spending.jsonl"
 _OLD_HEADER = "campaign.json"  # its name in tbx 0.1
 
 
@@ -43,6 +45,8 @@ class RunLog:
 
     Attributes:
         rows: (uid, attempt) -> row.
+        void_tries: (uid, attempt) -> row of its last void try that was to be repeated; it has the usage and faults of
+            those before it.
 
     Raises:
         ConfigError: the folder holds another evaluation run, or rows without a fingerprint.
@@ -51,6 +55,7 @@ class RunLog:
     def __init__(self, rows_path: Path, fingerprint: Mapping[str, Any]) -> None:
         self._rows_path = rows_path
         self._episodes_path = rows_path.with_name("episodes.jsonl")
+        self._voids_path = rows_path.with_name("voids.jsonl")
         rows_path.parent.mkdir(parents=True, exist_ok=True)
         header = _header_in(rows_path.parent)
         if header is not None:
@@ -68,8 +73,9 @@ class RunLog:
                 f"{self._episodes_path}: the episodes are not there, and {rows_path.name} beside it has "
                 f"{len(self.rows)} rows of them. {_TO_DO}"
             )
-        _drop_cut_line(rows_path)
-        _drop_cut_line(self._episodes_path)
+        self.void_tries = _rows_in(self._voids_path)
+        for path in (rows_path, self._episodes_path, self._voids_path, rows_path.with_name(_SPENDING)):
+            _drop_cut_line(path)
 
     def append(self, row: Row, episode: Episode) -> None:
         """Write one attempt; the operating system has it when this returns."""
@@ -77,6 +83,16 @@ class RunLog:
         append_line(self._episodes_path, json.dumps(episode_record(episode)))
         append_line(self._rows_path, json.dumps(row))
         self.rows[row["uid"], row["attempt"]] = row
+
+    def append_void_try(self, row: Row) -> None:
+        """Write a void try that will be repeated: its tokens are paid for, even if the run ends before its attempt."""
+        append_line(self._voids_path, json.dumps(row))
+        self.void_tries[row["uid"], row["attempt"]] = row
+
+    def last_try(self, uid: str, attempt: int) -> Row | None:
+        """The row of the latest try at an attempt, void or not; None before the first has ended."""
+        made = (of.get((uid, attempt)) for of in (self.rows, self.void_tries))
+        return max((row for row in made if row is not None), key=lambda row: row["retry"], default=None)
 
     def rewrite_in_order(self, wanted: Sequence[tuple[str, int]]) -> None:
         """Rewrite the files with one row and one episode per attempt, leaving out void tries that were repeated."""
@@ -87,6 +103,37 @@ class RunLog:
         if places:
             with self._episodes_path.open("rb") as file:
                 write_lines(self._episodes_path, (_line_at(file, places[key]) for key in wanted if key in places))
+
+
+class SpendingLog:
+    """Appends the tokens of a served model to `spending.jsonl`, one line for each completion as it arrives.
+
+    Rows have the tokens of episodes that ended. A run that was interrupted has paid for others, too, which are in no
+    row. Several threads may call it.
+
+    Args:
+        folder: folder of the evaluation run.
+        role: role of the served model (`tbx_envs.endpoints.costs.ROLES`).
+    """
+
+    def __init__(self, folder: Path | str, role: str) -> None:
+        self._path, self._role = Path(folder) / _SPENDING, role
+
+    def __call__(self, usage: TokenUsage) -> None:
+        append_line(self._path, json.dumps({"role": self._role, **usage_counts(usage)}))
+
+
+def load_spending(folder: Path | str) -> dict[str, TokenUsage]:
+    """Role -> tokens of its completions so far; without a role that had none."""
+    spent: dict[str, TokenUsage] = {}
+    path, what, to_do = Path(folder) / _SPENDING, "completions that were paid for", "Remove the line."
+    if path.is_file():
+        for number, line in read_records(path, what, to_do=to_do):
+            kinds: dict[str, tuple[type, ...]] = {**dict.fromkeys(line, (int,)), "role": (str,)}
+            if (odd := _odd_key(line, kinds)) is not None:
+                refuse_record(path, number, what, odd, to_do=to_do)
+            spent[line["role"]] = spent.get(line["role"], NOTHING_USED) + usage_of_counts(line)
+    return spent
 
 
 def _refuse_another(there: Mapping[str, Any], wanted: Mapping[str, Any], header: Path) -> None:

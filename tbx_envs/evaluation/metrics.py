@@ -120,14 +120,17 @@ def measures(tallies: Sequence[Tally], k: int, seed: int = 0) -> dict[str, Any]:
 
     Args:
         tallies: one tally for each task.
-        k: number of attempts asked for at each task: the k of pass@k and pass^k and the n of n/n.
+        k: number of attempts asked for at each task: the k of pass@k and pass^k and the n of n/n. It may be less than
+            were made, as when runs of different sizes are compared.
         seed: seed of the bootstrap.
 
     Returns:
         `tasks`, `attempts`, `passes`, `voids`; `tasks_without_clean_attempts`, `tasks_short` (fewer than k
         clean attempts, which pass@k and pass^k therefore leave out) and `attempts_per_task` [fewest, most];
         `pass_at_1` with `pass_at_1_interval`; `pass_at_<k>`, `pass_hat_<k>` (unbiased),
-        `pass_hat_<k>_plug_in`; `observed_<k>_of_<k>`. A mean over no task is None.
+        `pass_hat_<k>_plug_in`; `observed_<k>_of_<k>`, the number of tasks with k clean attempts that passed all of
+        them. It is None when a task has more than k: passing all of 20 is no observation of 8 of 8, which
+        `pass_hat_<k>` estimates. A mean over no task is None.
     """
     clean = [tally for tally in tallies if tally.attempts]
     full = [tally for tally in clean if tally.attempts >= k]
@@ -145,8 +148,14 @@ def measures(tallies: Sequence[Tally], k: int, seed: int = 0) -> dict[str, Any]:
         f"pass_at_{k}": _mean([pass_at_k(t.attempts, t.passes, k) for t in full]),
         f"pass_hat_{k}": _mean([pass_hat_k(t.attempts, t.passes, k) for t in full]),
         f"pass_hat_{k}_plug_in": _mean([pass_hat_k_plug_in(t.attempts, t.passes, k) for t in clean]),
-        f"observed_{k}_of_{k}": sum(tally.passes == tally.attempts for tally in full),
+        f"observed_{k}_of_{k}": _observed(full, k),
     }
+
+
+def _observed(full: Sequence[Tally], k: int) -> int | None:
+    if any(tally.attempts > k for tally in full):
+        return None
+    return sum(tally.passes == k for tally in full)
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -178,12 +178,11 @@ def save_pool(pool: Pool, path: Path) -> None:
     write_json(path, record)
 
 
-def load_pool(path: Path | str) -> Pool:
-    """The pool of a file, after comparing its tasks with the current ones.
+def read_pool(path: Path | str) -> Pool:
+    """The pool of a file as it was written; its tasks need not be known here.
 
     Raises:
-        ConfigError: no such file, not a pool file, a kept task that no longer exists or has changed, or a task of the
-            benchmark in a pool that is not marked.
+        ConfigError: no such file, or not a pool file.
     """
     path = Path(path)
     if not path.is_file():
@@ -191,9 +190,19 @@ def load_pool(path: Path | str) -> Pool:
     try:
         record = read_object(path, "a pool", to_do="Make one with `tbx pool`.")
         candidates = tuple(PoolTask(**task) for task in record.pop("tasks"))
-        pool = Pool(candidates=candidates, **{**record, "bands": tuple(record["bands"])})
+        return Pool(candidates=candidates, **{**record, "bands": tuple(record["bands"])})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is not a pool file ({error}). Make one with `tbx pool`.") from error
+
+
+def load_pool(path: Path | str) -> Pool:
+    """The pool of a file, after comparing its tasks with the current ones.
+
+    Raises:
+        ConfigError: no such file, not a pool file, a kept task that no longer exists or has changed, or a task of the
+            benchmark in a pool that is not marked.
+    """
+    pool = read_pool(path)
     problems = [problem for task in pool.candidates if task.kept and (problem := _problem(task))]
     if problems:
         shown = "\n".join(problems[:10])

@@ -12,11 +12,12 @@ import os
 import platform
 import subprocess
 import sys
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tbx_envs.errors import ConfigError
+from tbx_envs.errors import CheckpointError, ConfigError, DomainError
 from tbx_envs.files import read_object, write_json
 from tbx_envs.version import __version__
 
@@ -25,6 +26,10 @@ LIBRARIES = (
     *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy", "transformers", "tokenizers"),
     *("gymnasium", "sqlalchemy", "mcp", "jsonschema", "pydantic", "hydra-core", "jinja2"),
 )
+
+# What refuses a command before its run has begun.
+REFUSALS = (ConfigError, DomainError, CheckpointError)
+_LOCK = ".lock"
 
 
 def write_provenance(folder: Path | str, config: Mapping[str, Any], command: Sequence[str]) -> None:
@@ -50,27 +55,53 @@ def write_provenance(folder: Path | str, config: Mapping[str, Any], command: Seq
 
 
 @contextlib.contextmanager
-def provenance(folder: Path | str, config: Mapping[str, Any], command: Sequence[str]) -> Iterator[None]:
-    """Write `run.json` for the duration of a run and after it; a `ConfigError` restores the earlier file.
+def provenance(
+    folder: Path | str,
+    config: Mapping[str, Any],
+    command: Sequence[str],
+    records: Mapping[str, str] = types.MappingProxyType({}),
+) -> Iterator[None]:
+    """Write `run.json` for the duration of a run and after it; a run that is refused leaves the folder as it was.
 
     Args:
         folder: folder of the run.
         config: composed configuration, as JSON values.
         command: command as typed.
+        records: further files about the run: path in the folder -> text.
 
     Raises:
         ConfigError: another process is working in this folder.
     """
-    path = Path(folder) / "run.json"
-    with _alone_in(Path(folder)):
-        before = path.read_bytes() if path.is_file() else None
+    folder = Path(folder)
+    with _alone_in(folder):
+        paths = [folder / name for name in ("run.json", *records)]
+        before = {path: path.read_bytes() if path.is_file() else None for path in paths}
         write_provenance(folder, config, command)
+        for name, text in records.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
         try:
             yield
-        except ConfigError:
-            if before is not None:
-                path.write_bytes(before)
+        except REFUSALS:
+            for path, earlier in before.items():
+                if earlier is None:
+                    path.unlink(missing_ok=True)
+                else:
+                    path.write_bytes(earlier)
             raise
+
+
+def remove_traces(folder: Path | str) -> None:
+    """Remove the folder of a run that was refused before it wrote anything, and folders around it that hold nothing
+    else; does nothing where there is anything of a run."""
+    folder = Path(folder).absolute()
+    if not folder.is_dir() or {path.name for path in folder.rglob("*")} - {_LOCK, ".hydra"}:
+        return
+    (folder / _LOCK).unlink(missing_ok=True)
+    around = (parent for parent in folder.parents if parent.is_relative_to(Path.cwd()) and parent != Path.cwd())
+    with contextlib.suppress(OSError):  # the first that is not empty ends it
+        for empty in (*folder.glob(".hydra"), folder, *around):
+            empty.rmdir()
 
 
 @contextlib.contextmanager
@@ -80,7 +111,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
     The lock belongs to this process: children do not inherit it, and it ends with the process, however that ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+", encoding="utf-8") as file:
+    with (folder / _LOCK).open("a+", encoding="utf-8") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:

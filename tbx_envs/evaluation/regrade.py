@@ -35,6 +35,7 @@ def regrade(
     check_timeout_s: float = 60.0,
     uids: Sequence[str] | None = None,
     progress: Callable[[Row], None] | None = None,
+    kept: Callable[[Sequence[Row]], None] | None = None,
 ) -> list[Row]:
     """Grade every episode in `source` again and write rows and episodes beside `rows_path`.
 
@@ -49,6 +50,7 @@ def regrade(
         check_timeout_s: time limit of a check, as in `EpisodeOptions`.
         uids: tasks to grade again; None is all.
         progress: function called with each new row.
+        kept: function called once, before the first episode is graded, with the rows of an interrupted run that stay.
 
     Returns:
         The rows, in the order of the source's episodes.
@@ -68,6 +70,8 @@ def regrade(
     log = RunLog(Path(rows_path), json.loads(json.dumps(fingerprint)))
     options = EpisodeOptions(judge=judge, check_timeout_s=check_timeout_s)
     graded_before = {key for key, row in log.rows.items() if row["passed"] is not None}
+    if kept is not None:
+        kept([log.rows[key] for key in graded_before])
     order: dict[tuple[str, int], None] = {}
     for episode in load_episodes(source / "episodes.jsonl"):
         key = (episode.uid, episode.attempt)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,27 @@ from tbx_envs.evaluation.run import summarize
 from tbx_envs.files import read_object
 from tbx_envs.thinkingbox.dataset.guard import MARK
 
+# Without a terminal there is a line of progress after this share of the attempts, or after so much time.
+LINE_SHARE, LINE_SECONDS = 0.1, 30.0
+
 
 class RunProgress:
-    """A progress bar with the passes and voids so far; shows nothing when the console is not a terminal.
+    """A progress bar with the passes and voids so far; where the console is no terminal, a line now and then.
 
     Use it as a context manager and call it with each new row.
 
     Args:
         total: number of attempts.
         console: console to draw on; None is standard error.
+        clock: seconds from any moment on.
     """
 
-    def __init__(self, total: int, console: Console | None = None) -> None:
+    def __init__(
+        self, total: int, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._total = total
         self._console = console or Console(stderr=True)
+        self._clock = clock
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -50,7 +59,9 @@ class RunProgress:
             disable=not self._console.is_terminal,
         )
         self._task = self._progress.add_task("attempts", total=total)
-        self._passes = self._voids = 0
+        self._made = self._passes = self._voids = 0
+        self._started = self._said_at = clock()
+        self._said = 0  # attempts that the last line counted
 
     def __enter__(self) -> RunProgress:
         self._progress.start()
@@ -59,11 +70,40 @@ class RunProgress:
     def __exit__(self, *exception: object) -> None:
         self._progress.stop()
 
+    def keep(self, rows: Sequence[Row]) -> None:
+        """Start from the rows of an interrupted run; the time that is left is estimated without them."""
+        for row in rows:
+            self._count(row)
+        self._said = self._made
+        self._progress.reset(self._task, completed=self._made, description=self._description())
+        if rows and not self._console.is_terminal:
+            self._say(f"{self._made} of {self._total} attempts are kept")
+
     def __call__(self, row: Row) -> None:
+        self._count(row)
+        self._progress.update(self._task, advance=1, description=self._description())
+        if not self._console.is_terminal and self._is_time_for_a_line():
+            self._said, self._said_at = self._made, self._clock()
+            minutes, seconds = divmod(round(self._said_at - self._started), 60)
+            self._say(f"{self._made} of {self._total} attempts, {self._description()}, {minutes}:{seconds:02}")
+
+    def _count(self, row: Row) -> None:
+        self._made += 1
         self._passes += row["passed"] is True
         self._voids += row["passed"] is None
-        voids = f", {self._voids} void" if self._voids else ""
-        self._progress.update(self._task, advance=1, description=f"{self._passes} passed{voids}")
+
+    def _description(self) -> str:
+        return f"{self._passes} passed" + (f", {self._voids} void" if self._voids else "")
+
+    def _is_time_for_a_line(self) -> bool:
+        return (
+            self._made == self._total
+            or self._made - self._said >= LINE_SHARE * self._total
+            or self._clock() - self._said_at >= LINE_SECONDS
+        )
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True)
 
 
 def run_summary(folder: Path | str, seed: int = 0) -> dict[str, Any]:
@@ -159,6 +199,11 @@ def run_notes(summary: Mapping[str, Any], k: int) -> list[str]:
         )
     if summary.get("costs"):
         notes.append(_cost_note(summary["costs"], k))
+    if summary.get("tasks_unknown"):
+        notes.append(
+            f"{summary['tasks_unknown']} tasks are not known here, so the held-out families are without them. Register "
+            f"their dataset (TBX_DATASETS)."
+        )
     if summary.get("missing"):
         notes.append(f"{summary['missing']} attempts have not been made yet: the evaluation run is unfinished.")
     return notes
@@ -201,9 +246,25 @@ def comparison_table(comparison: Comparison) -> Table:
     )
     for label, key in ((f"pass@{k}", f"pass_at_{k}"), (f"pass^{k}", f"pass_hat_{k}")):
         table.add_row(label, share(first[key]), share(second[key]), _points(first[key], second[key]))
-    for label, key in ((f"{k}/{k}", f"observed_{k}_of_{k}"), ("void", "voids")):
-        table.add_row(label, str(first[key]), str(second[key]), f"{second[key] - first[key]:+d}")
+    observed = [measured[f"observed_{k}_of_{k}"] for measured in (first, second)]
+    table.add_row(f"{k}/{k}", *("-" if count is None else str(count) for count in observed), _more(*observed))
+    voids, made = ([of(measured) for measured in (first, second)] for of in (_voids, _made))
+    cells = (f"{void} of {total}" for void, total in zip(voids, made, strict=True))
+    table.add_row("void", *cells, _more(*voids) if made[0] == made[1] else "-")
     return table
+
+
+def _voids(measured: Mapping[str, Any]) -> int:
+    return int(measured["voids"])
+
+
+def _made(measured: Mapping[str, Any]) -> int:
+    return int(measured["attempts"]) + _voids(measured)
+
+
+def _more(first: int | None, second: int | None) -> str:
+    """A difference of two counts; a dash where they do not count the same thing."""
+    return "-" if first is None or second is None else f"{second - first:+d}"
 
 
 def print_comparison(comparison: Comparison, names: tuple[str, str], console: Console | None = None) -> None:
@@ -212,6 +273,15 @@ def print_comparison(comparison: Comparison, names: tuple[str, str], console: Co
     console.print(f"first: {names[0]}\nsecond: {names[1]}", soft_wrap=True)
     console.print(comparison_table(comparison))
     console.print("The interval is a 95% bootstrap over tasks, both runs' attempts at a task drawn together.")
+    k = comparison.k
+    if any(measured[f"observed_{k}_of_{k}"] is None for measured in comparison.measures):
+        console.print(
+            f"{k}/{k} is only counted in a run of {k} attempts at each task; pass^{k} compares runs of any size."
+        )
+    if comparison.short:
+        console.print(
+            f"{comparison.short} tasks have fewer than {k} clean attempts in one of the runs: only pass@1 has them."
+        )
     if comparison.only_first or comparison.only_second:
         console.print(
             f"Left out: {comparison.only_first} tasks only in the first, {comparison.only_second} only in the second."

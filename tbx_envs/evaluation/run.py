@@ -5,6 +5,8 @@ The folder of an evaluation run holds
     evaluation.json   the fingerprint: policy, seed, attempts, hashes of the tasks, version
     rows.jsonl        one row per attempt, appended as episodes end
     episodes.jsonl    the same episodes in full, for `tbx show`
+    voids.jsonl       one row per void try that was repeated, appended as it ends
+    spending.jsonl    tokens of each completion of a served model, appended as it arrives (`tbx evaluate` only)
     summary.json      the measures, written at the end
 
 An interrupted evaluation run resumes where it stopped if its fingerprint is the same: clean rows are kept, a line cut
@@ -24,7 +26,7 @@ from typing import Any
 
 from tbx_envs.agents import Agent, Attempt
 from tbx_envs.episode import Episode
-from tbx_envs.errors import CheckFault, ConfigError, PolicyFault
+from tbx_envs.errors import CheckFault, ConfigError, DomainError, PolicyFault
 from tbx_envs.evaluation.files import Row, RunLog
 from tbx_envs.evaluation.metrics import Tally, measures
 from tbx_envs.seeding import derive
@@ -45,6 +47,7 @@ def run(
     max_void_retries: int,
     policy: Mapping[str, Any] | None = None,
     progress: Callable[[Row], None] | None = None,
+    kept: Callable[[Sequence[Row]], None] | None = None,
 ) -> list[Row]:
     """Attempt every task `attempts` times and write a row for each attempt.
 
@@ -59,6 +62,7 @@ def run(
         policy: what is evaluated, for the fingerprint and the rows: `name`, and everything else that distinguishes two
             policies (settings, the hash of a checkpoint).
         progress: function called with each new row.
+        kept: function called once, before the first attempt, with the rows of an interrupted run that stay.
 
     Returns:
         The rows of all attempts, including those kept, by task in the order of `uids` and by attempt.
@@ -77,9 +81,12 @@ def run(
     log = RunLog(Path(rows_path), fingerprint)
     wanted = [(uid, attempt) for uid in uids for attempt in range(attempts)]
     rows = log.rows
-    retries = {key: rows[key]["retry"] + 1 if key in rows else 0 for key in wanted}
-    voids = {key: _voids(rows[key]) if key in rows else NO_VOIDS for key in wanted}
     pending = [key for key in wanted if key not in rows or rows[key]["passed"] is None]
+    if kept is not None:
+        kept([rows[key] for key in wanted if key in rows and rows[key]["passed"] is not None])
+    tried = {key: log.last_try(*key) for key in pending}
+    retries = {key: 0 if last is None else last["retry"] + 1 for key, last in tried.items()}
+    voids = {key: NO_VOIDS if last is None else _voids(last) for key, last in tried.items()}
     for round_number in range(max_void_retries + 1):
         final = round_number == max_void_retries
         made = [Attempt(uid, n, attempt_seed(seed, uid, n, retries[uid, n])) for uid, n in pending]
@@ -88,6 +95,7 @@ def run(
             key = (episode.uid, episode.attempt)
             row = row_of(episode, policy["name"], retries[key], fingerprint["tasks"][episode.uid], voids[key])
             if row["passed"] is None and not final:
+                log.append_void_try(row)
                 retries[key] += 1
                 voids[key] = _voids(row)
                 pending.append(key)
@@ -162,9 +170,11 @@ def row_of(episode: Episode, policy_name: str, retry: int, content_hash: str, vo
             f"report's, in [0, 1], for a clean one, None for a void one. Take rewards from the environment."
         )
     usage = {name: int(number) for name, number in episode.usage.items()}
+    task = find_task(episode.uid)
     return {
         "uid": episode.uid,
-        "family": find_task(episode.uid).family,
+        "family": task.family,
+        "heldout_family": is_heldout_family(task),
         "attempt": episode.attempt,
         "passed": episode.passed,
         "reward": episode.reward,
@@ -253,7 +263,8 @@ def summarize(rows: Sequence[Row], attempts: int, seed: int = 0) -> dict[str, An
         fault); where a served user has said nothing, `user_silences` and `user_answers`, in how many of its answers.
     """
     tallies = tallies_of(rows)
-    heldout = [tally for tally in tallies if is_heldout_family(find_task(tally.uid))]
+    is_heldout = {row["uid"]: _is_of_heldout_family(row) for row in rows}
+    heldout = [tally for tally in tallies if is_heldout[tally.uid]]
     families: dict[str, list[Tally]] = {}
     for tally in tallies:
         families.setdefault(tally.family, []).append(tally)
@@ -263,6 +274,7 @@ def summarize(rows: Sequence[Row], attempts: int, seed: int = 0) -> dict[str, An
         "void_kinds": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
         "retries": sum(row["retry"] for row in rows),
         **_silences(rows),
+        "tasks_unknown": sum(known is None for known in is_heldout.values()),
         "unseen_families": measures(heldout, attempts, seed),
         "families": {name: measures(family, attempts, seed) for name, family in families.items()},
     }
@@ -273,6 +285,16 @@ def _silences(rows: Sequence[Row]) -> dict[str, Any]:
     silent = sum(row["usage"].get("user_silences", 0) for row in rows)
     answers = sum(row["usage"].get("user_turns", 0) for row in rows)
     return {"user_silences": silent, "user_answers": answers} if silent else {}
+
+
+def _is_of_heldout_family(row: Row) -> bool | None:
+    """What the row says; of one that does not, what the task says; None where that is not known here."""
+    if "heldout_family" in row:
+        return bool(row["heldout_family"])
+    try:
+        return is_heldout_family(find_task(row["uid"]))
+    except DomainError:  # of a dataset that is not registered
+        return None
 
 
 def refuse_many_voids(rows: Sequence[Row]) -> None:

@@ -269,12 +269,13 @@ def _pool(dataset: Dataset, options: EpisodeOptions) -> ServerPool:
             f"dataset '{dataset.name}' ({dataset.root}) has no servers/servers.yaml, so its tasks cannot be run. Give "
             f"register_dataset(..., servers=) the file."
         )
-    servers_file, python = dataset.servers_file, dataset.servers_python
+    servers_file, python, checkout = dataset.servers_file, dataset.servers_python, dataset.root.parent
 
     def make() -> ServerPool:
-        return ServerPool(load_servers(servers_file, python=python), start=options.start, call_timeout_s=timeout_s)
+        servers = load_servers(servers_file, python=python, checkout=checkout)
+        return ServerPool(servers, start=options.start, call_timeout_s=timeout_s)
 
-    return _shared(("servers", str(servers_file), python, options.start, timeout_s), make)
+    return _shared(("servers", str(servers_file), str(checkout), python, options.start, timeout_s), make)
 
 
 def _shared(key: tuple[Any, ...], make: Callable[[], T]) -> T:

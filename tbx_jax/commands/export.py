@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
+from tbx_envs.command_line import ArgumentParser
 from tbx_jax.policies.weights import export_policy
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser("tbx export", description="Write a policy as a folder that other programs load.")
+    parser = ArgumentParser("tbx export", description="Write a policy as a folder that other programs load.")
     parser.add_argument(
         "policy", help="folder or name of a policy, such as smollm2 or org/name of the Hugging Face Hub"
     )

@@ -19,6 +19,7 @@ SFT = HydraCommand(
     "sft",
     "tbx_jax.config:SftConfig",
     "tbx_jax.commands.sft:run",
+    resumes=False,
 )
 DEMO = HydraCommand(
     "evaluate, select a pool, train, evaluate again", "demo", "tbx_jax.config:DemoConfig", "tbx_jax.commands.demo:run"

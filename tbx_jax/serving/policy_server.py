@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from tbx_envs.command_line import ArgumentParser, port
 from tbx_envs.errors import ConfigError
 from tbx_envs.web import addresses
 
@@ -57,8 +58,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
         "tbx serve-policy", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
@@ -74,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         help="what <|im_end|> in a client's text is to the policy: words, or a token as on other servers (%(default)s)",
     )
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    add("--port", type=int, default=8001, help="0 takes a free one (%(default)s)")
+    add("--port", type=port, default=8001, help="0 takes a free one (%(default)s)")
     add("--token-env", metavar="NAME", help="environment variable that holds the bearer token")
     add("--token-file", type=Path, metavar="PATH", help="file with the bearer token")
     return parser

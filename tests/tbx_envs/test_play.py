@@ -2,6 +2,7 @@ import pytest
 
 from tbx_envs.env import ToolEnv
 from tbx_envs.evaluation.task_lists import find_task
+from tbx_envs.messages import Turn
 from tbx_envs.play import play
 
 
@@ -54,3 +55,22 @@ def test_what_cannot_be_done_is_explained_and_costs_no_turn(env):
     assert "'/fly' is neither a command nor a tool" in shown
     assert shown.count("Arguments are one JSON object") == 2
     assert len(env.transcript) == 2
+
+
+@pytest.mark.parametrize("line", ["list_items", 'place_order {"item": "bun"}', "quit", "done"])
+def test_a_call_without_its_slash_is_not_said_to_the_user(env, line):
+    _, shown = played(env, line, "/quit")
+    assert f"it is a call: /{line}\n" in shown and f"/say {line}" in shown
+    assert len(env.transcript) == 2
+
+
+def test_words_that_look_like_a_call_can_be_said(env):
+    played(env, "/say list_items", "list_items is a tool of mine.", "/quit")
+    assert [message.text for message in env.transcript if isinstance(message, Turn)] == [
+        "list_items",
+        "list_items is a tool of mine.",
+    ]
+
+
+def test_a_misspelt_tool_is_told_the_near_one(env):
+    assert "'/list_item' is neither a command nor a tool. Did you mean 'list_items'" in played(env, "/list_item")[1]

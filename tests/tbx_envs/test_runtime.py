@@ -5,7 +5,7 @@ import pytest
 
 from tbx_envs.env import ToolEnv
 from tbx_envs.errors import ActionError
-from tbx_envs.runtime import EpisodeOptions
+from tbx_envs.runtime import EpisodeOptions, GivenOptions
 from tbx_envs.vector import EpisodeSlots
 
 
@@ -53,3 +53,7 @@ def test_slots_take_single_options_by_name(kiosk):
     slots.close()
     with pytest.raises(ActionError, match="no option 'tool_timeout'"):
         EpisodeSlots(1, tool_timeout=3.0)
+
+
+def test_the_options_that_a_type_checker_knows_are_the_options():
+    assert list(GivenOptions.__annotations__) == [field.name for field in dataclasses.fields(EpisodeOptions)]

@@ -4,6 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from tbx_envs.env import ToolEnv
 from tbx_envs.errors import ActionError, DomainError
@@ -131,14 +132,14 @@ def test_the_vector_environment_keeps_outcomes_apart(kiosk_with):
         envs.step(["<DONE>"] * 4)
     _, rewards, terminated, truncated, infos = envs.step(["<DONE>", "Hello", None, "<DONE>"])
     assert list(rewards) == [1.0, 0.0, 0.0, 0.0]
-    assert list(terminated) == [True, False, False, True] and list(truncated) == [False, False, True, False]
+    assert list(terminated) == [True, False, False, True] and not truncated.any()  # slot 2 was over before
     assert list(infos["check"]["passed"]) == [True, False, False, False]
     assert list(infos["_check"]) == [True, False, False, True]
 
     observations, infos = envs.reset(seed=9, options={"reset_mask": np.array([False, False, True, False])})
     assert [bool(observation) for observation in observations] == [False, False, True, False]
     _, _, terminated, truncated, _ = envs.step([None, None, "Hello", None])
-    assert list(terminated) == [True, False, False, True] and not truncated.any()
+    assert not terminated.any() and not truncated.any()
     envs.close()
 
 
@@ -196,3 +197,22 @@ def test_gymnasiums_own_vector_environments_work_and_spawned_workers_know_the_id
     finally:
         envs.close()
         ours.close()
+
+
+@pytest.mark.parametrize("mode", ["vector_entry_point", "sync"])
+def test_wrappers_that_count_episodes_count_each_once(mode):
+    envs = gymnasium.make_vec(env_id(frozen_uids("clinic")[0]), num_envs=3, vectorization_mode=mode)
+    counted = RecordEpisodeStatistics(envs)
+    counted.reset(seed=0)
+    counted.step(["Hello", "<DONE>", "Hello"])
+    left = "" if mode == "sync" else None  # Gymnasium's own starts again by itself
+    counted.step(["<DONE>", left, "Hello"])
+    counted.step([left, left, "<DONE>"])
+    assert counted.episode_count == 3
+    assert list(counted.length_queue) == [1, 2, 3] and list(counted.return_queue) == [0.0] * 3
+    if mode == "vector_entry_point":  # the slots that are reset go on with a count of their own
+        counted.reset(seed=1, options={"reset_mask": np.array([True, False, True])})
+        counted.step(["Hello", None, "<DONE>"])
+        counted.step(["<DONE>", None, None])
+        assert counted.episode_count == 5 and list(counted.length_queue)[3:] == [1, 2]
+    counted.close()

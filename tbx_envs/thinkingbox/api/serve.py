@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tbx_envs.command_line import ArgumentParser, port
 from tbx_envs.errors import ConfigError
 from tbx_envs.web import addresses
 
@@ -74,10 +75,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "tbx serve", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser("tbx serve", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--servers", type=Path, required=True, help="the servers file (servers.yaml)")
     add("--python", required=True, help="interpreter that runs the servers ({python} in the servers file)")
@@ -87,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--clock", help="moment of the servers' clock, such as 2025-10-01T13:00:00; it stands still")
     add("--clock-runs", action="store_true", help="the clock runs from that moment")
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    add("--port", type=int, default=8000, help="port to listen on; 0 takes a free one (%(default)s)")
+    add("--port", type=port, default=8000, help="port to listen on; 0 takes a free one (%(default)s)")
     add("--token-env", metavar="NAME", help="environment variable that holds the privileged token")
     add("--token-file", type=Path, metavar="PATH", help="file that holds it")
     add("--agent-token-env", metavar="NAME", help="environment variable that holds the agent's token")

@@ -24,7 +24,7 @@ MARK_FILE = f"{MARK}.json"
 
 
 def benchmark_uids(uids: Sequence[str]) -> tuple[str, ...]:
-    """The uids of tasks of the benchmark or copies of them, by uid, by content or by the user's text.
+    """The uids of tasks of the benchmark or copies of them (`tbx_envs.thinkingbox.dataset.benchmark`).
 
     Raises:
         DomainError: a task is unknown or cannot be built.

@@ -138,14 +138,6 @@ class DatasetTask:
         return 1
 
 
-def content_key(task: DatasetTask) -> str:
-    """SHA-256 (hex) of the task's substance: first message, user context and init configuration.
-
-    Names and files are left out, so a renamed or moved copy has the same key. The guard of the benchmark compares it.
-    """
-    return _sha256([task.query, task.user_context, task.init])
-
-
 def content_hash(task: DatasetTask) -> str:
     """SHA-256 (hex) of the whole task: it changes with anything that could change an outcome."""
     record = {

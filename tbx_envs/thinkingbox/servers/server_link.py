@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from tbx_envs.errors import ConfigError, TbxError, ToolFault
 from tbx_envs.handed_down import missing_hint
+from tbx_envs.thinkingbox.servers.boolean_schemas import SchemaReader, restored
 from tbx_envs.thinkingbox.servers.foreign_tools import Listing, listing_of
 from tbx_envs.thinkingbox.servers.launcher import ClockSetting, Launcher, ServerProcess
 from tbx_envs.thinkingbox.servers.servers_file import RemoteServer
@@ -140,7 +141,7 @@ class ServerLink:
         """Keep the connection open until `_leave` is set."""
         try:
             async with self._streams() as (reader, writer):
-                session = ClientSession(reader, writer, message_handler=self._notice, client_info=_CLIENT)
+                session = ClientSession(SchemaReader(reader), writer, message_handler=self._notice, client_info=_CLIENT)
                 async with session:
                     self._session = session
                     await self._greet(session)
@@ -233,7 +234,7 @@ async def _all_tools(session: ClientSession) -> list[types.Tool]:
     cursor: str | None = None
     for _ in range(_MAX_PAGES):
         page = await session.list_tools(params=types.PaginatedRequestParams(cursor=cursor) if cursor else None)
-        tools += page.tools
+        tools += map(restored, page.tools)
         cursor = page.next_cursor
         if not cursor:
             return tools

@@ -29,6 +29,8 @@ from tbx_envs.handed_down import handed_down
 Transport = Literal["sse", "streamable-http"]
 DEFAULT_REMOTE_TIMEOUT_S = 60.0  # as in the original
 
+DATA_VARIABLE = "THINKINGBOX_DATA"  # the original's name for the folder of the data
+
 _PROCESS_KEYS = ("type", "name", "command", "env", "cwd", "transport")
 _REMOTE_KEYS = ("type", "name", "endpoint", "headers", "timeout", "transport", "credential")
 _FILE_KEYS = ("use_internal_servers", "servers")
@@ -99,7 +101,11 @@ ServerSpec = ProcessServer | RemoteServer
 
 
 def load_servers(
-    path: str | os.PathLike[str], *, python: str, environ: Mapping[str, str] = os.environ
+    path: str | os.PathLike[str],
+    *,
+    python: str,
+    environ: Mapping[str, str] = os.environ,
+    checkout: str | os.PathLike[str] | None = None,
 ) -> Mapping[str, ServerSpec]:
     """The servers of a file, in its order.
 
@@ -107,11 +113,14 @@ def load_servers(
         path: path of the file. A relative `cwd` in it is relative to the file's folder.
         python: interpreter for `{python}`.
         environ: our environment (see `ProcessServer`).
+        checkout: folder of the data, the value of `THINKINGBOX_DATA` where that is not set: configurations of servers
+            name files in it. None is the folder above the file's, as in a checkout.
 
     Raises:
         ConfigError: the file has errors; the message lists all of them.
     """
     path = Path(path)
+    environ = {DATA_VARIABLE: os.path.abspath(checkout or path.absolute().parents[1]), **environ}
     problems: list[str] = []
     entries = _entries(_parsed(path), problems)
     servers = {

@@ -11,6 +11,7 @@ from tbx_envs.commands.config import EnvironmentConfig, EvaluateConfig, validate
 from tbx_envs.commands.environments import concurrency_for, episode_options, opened_endpoints
 from tbx_envs.commands.evaluate import build_agent
 from tbx_envs.errors import ConfigError
+from tbx_envs.evaluation.files import load_spending
 from tbx_envs.messages import Text, Turn
 from tbx_envs.runtime import EpisodeOptions
 from tbx_envs.sources import find_task
@@ -67,6 +68,20 @@ def options_in_episodes(monkeypatch, *overrides):
 
 def test_the_default_configuration_is_the_default_options():
     assert options_of() == EpisodeOptions()
+
+
+def test_every_completion_is_in_the_account_of_the_run_when_it_arrives(tmp_path):
+    question = [{"role": "user", "content": "Is it?"}]
+    with LoopbackEndpoint(lambda asked: Says("Yes.")) as server:
+        keys = (f"base_url={server.base_url}", "model=m")
+        served = [f"{role}.endpoint.{key}" for role in ("user", "judge") for key in keys]
+        config = configured("user=endpoint", "judge=endpoint", *served)
+        with opened_endpoints(judge=config.judge, user=config.user, run_folder=tmp_path) as endpoints:
+            assert load_spending(tmp_path) == {}
+            for asked, role in enumerate(("user", "judge", "user")):
+                used = endpoints.named[role].complete(question).usage
+                of_one = dataclasses.replace(used, reasoning=None)  # counts leave it out
+                assert load_spending(tmp_path)[role] == (of_one if asked < 2 else of_one + of_one)
 
 
 @pytest.mark.parametrize("override", PLAIN)

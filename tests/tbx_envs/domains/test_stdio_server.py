@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from mcp import Client
-from mcp.client.stdio import StdioServerParameters
+from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from tbx_envs.domains import load_domain
 from tbx_envs.domains.in_process import InProcessSession
@@ -21,7 +21,7 @@ SERVER = [sys.executable, "-m", "tbx_envs.domains.clinic.server"]
 async def over_stdio(uid, calls):
     """The listing, and the answers to `calls`, of a server process for the task's world."""
     command, *arguments = [*SERVER, "--task", uid]
-    async with Client(StdioServerParameters(command=command, args=arguments)) as client:
+    async with Client(stdio_client(StdioServerParameters(command=command, args=arguments))) as client:
         tools = (await client.list_tools()).tools
         listing = function_dicts((tool.name, tool.description, tool.input_schema) for tool in tools)
         return listing, [read_result(await client.call_tool(name, arguments)) for name, arguments in calls]

@@ -104,6 +104,18 @@ def test_the_costs_of_a_run_worked_by_hand():
     }
 
 
+def test_completions_that_no_row_has_are_paid_for():
+    """What was in flight when a run was killed: rows have 2 of 3 million tokens, the account has all."""
+    rows = [row(True, tokens(1_000_000, 0, 0)), row(None, tokens(1_000_000, 0, 0))]
+    spent = {"policy": TokenUsage(3_000_000, 0, 0)}
+    assert run_costs(rows, {"policy": PRICES}, reliable_tasks=1, spent=spent)["total"] == 6.0
+    # An account that was begun later, as in a run of an earlier version, takes nothing away.
+    assert run_costs(rows, {"policy": PRICES}, reliable_tasks=1, spent={"policy": NOTHING_USED})["total"] == 4.0
+    assert run_costs(rows, {"policy": PRICES}, reliable_tasks=1, spent={})["total"] == 4.0
+    unknown = run_costs(rows, {"policy": PRICES}, reliable_tasks=1, spent={"policy": TokenUsage(None, 0, 0)})
+    assert unknown["total"] is None
+
+
 def test_every_served_role_is_part_of_the_total():
     usage = tokens(1_000_000, 0, 0) | tokens(1_000_000, 0, 0, "user") | tokens(500_000, 0, 0, "judge")
     prices = {"policy": PRICES, "user": Prices(1.0, 1.0, 1.0), "judge": Prices(4.0, 4.0, 4.0)}

@@ -21,6 +21,7 @@ from tbx_envs.evaluation.report import (
 from tbx_envs.evaluation.run import run, summarize
 from tbx_envs.evaluation.task_lists import select_tasks
 from tbx_envs.testing.agents import PrescribedAgent
+from tbx_envs.thinkingbox import dataset as datasets
 
 UIDS = (*select_tasks("train")[:3], select_tasks("heldout")[-1])
 
@@ -74,6 +75,30 @@ def test_runs_without_a_common_task_cannot_be_compared():
         compare([tally(0, 1)], [tally(1, 1)], 4)
 
 
+def test_eight_of_eight_is_not_counted_in_a_run_of_twenty_attempts():
+    # Task 0 always passes; task 1 passes 12 of 20, and by chance 8 of the 8 in the other run.
+    twenty = [tally(0, 20, 20), tally(1, 12, 20)]
+    found = compare(twenty, [tally(0, 8, 8), tally(1, 8, 8)], 8)
+    first, second = found.measures
+    assert (first["observed_8_of_8"], second["observed_8_of_8"]) == (None, 2)
+    # By hand: C(12, 8) / C(20, 8) = 495 / 125970.
+    assert first["pass_hat_8"] == pytest.approx((1 + 495 / 125970) / 2) and second["pass_hat_8"] == 1.0
+    lines = printed(print_comparison, found, ("a", "b")).splitlines()
+    assert ["8/8", "-", "2", "-"] in [line.split() for line in lines]
+    assert ["void", "0", "of", "40", "0", "of", "16", "-"] in [line.split() for line in lines]
+    assert any("pass^8 compares runs of any size" in line for line in lines)
+    same = printed(print_comparison, compare(twenty, twenty, 20), ("a", "b"))
+    assert ["20/20", "1", "1", "+0"] in [line.split() for line in same.splitlines()]
+
+
+def test_measures_of_k_compare_the_same_tasks():
+    short = [tally(0, 4), tally(1, 0, attempts=3, voids=1)]
+    found = compare([tally(0, 4), tally(1, 0)], short, 4)
+    assert [measured["pass_at_4"] for measured in found.measures] == [1.0, 1.0]  # task 1 is in neither
+    assert [measured["pass_at_1"] for measured in found.measures] == [0.5, 0.5] and found.short == 1
+    assert "1 tasks have fewer than 4 clean attempts" in printed(print_comparison, found, ("a", "b"))
+
+
 def test_folders_are_compared_by_their_rows(tmp_path):
     run_in(tmp_path / "before", lambda uid, attempt, tries: "pass" if attempt == 0 else "fail")
     run_in(tmp_path / "after", lambda uid, attempt, tries: "fail" if attempt == 0 else "pass", uids=UIDS[1:])
@@ -125,6 +150,24 @@ def test_an_unfinished_run_is_reported_as_far_as_it_goes(tmp_path):
     assert "the evaluation run is unfinished" in printed(print_run, summary, 4)
 
 
+def test_a_run_is_reported_where_its_dataset_is_not_registered(bikeshop, tmp_path, monkeypatch):
+    uids = ("rentals_main.py:test_end_rental", "front_desk.py:test_refund_is_told")
+    run_in(tmp_path, lambda uid, attempt, tries: "pass", uids=uids)
+    summary = run_summary(tmp_path)
+    assert summary["unseen_families"]["tasks"] == 1  # of the benchmark
+    for name in ("_registered", "_owners"):
+        monkeypatch.setattr(datasets, name, {})
+    assert run_summary(tmp_path) == summary
+    # Rows of an earlier version do not say which families are held out.
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    for row in rows:
+        del row["heldout_family"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    old = run_summary(tmp_path)
+    assert (old["tasks"], old["unseen_families"]["tasks"], old["tasks_unknown"]) == (2, 0, 2)
+    assert "2 tasks are not known here" in printed(print_run, old, 4)
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="holds no evaluation run"):
         run_summary(tmp_path)
@@ -146,12 +189,29 @@ def test_the_pool_is_shown_by_band():
     assert "0.40 to 0.60" in text
 
 
-def test_progress_shows_nothing_without_a_terminal():
-    text = io.StringIO()
-    with RunProgress(2, Console(file=text)) as progress:
-        progress({"passed": True})
-        progress({"passed": None})
-    assert text.getvalue() == ""
+def test_progress_without_a_terminal_is_a_line_for_each_tenth_and_after_half_a_minute():
+    text, now = io.StringIO(), [0.0]
+    with RunProgress(40, Console(file=text), clock=lambda: now[0]) as progress:
+        for number in range(40):
+            now[0] += 61.0 if number == 9 else 1.0
+            progress({"passed": None if number == 1 else True})
+    lines = text.getvalue().splitlines()
+    assert lines[0] == "4 of 40 attempts, 3 passed, 1 void, 0:04"
+    counts = [int(line.split()[0]) for line in lines]
+    assert counts == [4, 8, 10, 14, 18, 22, 26, 30, 34, 38, 40]
+    assert lines[-1] == "40 of 40 attempts, 39 passed, 1 void, 1:40"
+
+
+def test_the_progress_of_a_resumed_run_starts_at_what_was_kept_and_ends_at_its_total():
+    on_terminal, lines = io.StringIO(), io.StringIO()
+    for console in (Console(file=on_terminal, force_terminal=True, width=100), Console(file=lines)):
+        with RunProgress(5, console) as progress:
+            progress.keep([{"passed": True}, {"passed": False}, {"passed": True}])
+            progress({"passed": True})
+            progress({"passed": False})
+    assert "5/5" in on_terminal.getvalue() and "3 passed" in on_terminal.getvalue()
+    assert lines.getvalue().splitlines()[0] == "3 of 5 attempts are kept"
+    assert lines.getvalue().splitlines()[-1].startswith("5 of 5 attempts, 3 passed, 0:0")
 
 
 def test_progress_counts_passes_and_voids_on_a_terminal():

@@ -109,6 +109,11 @@ def test_measures_of_a_run_worked_by_hand():
     assert found["observed_4_of_4"] == 1
 
 
+def test_passing_all_of_more_attempts_is_no_observation_of_k_of_k():
+    found = measures([Tally("a/f/000", "f", 20, 20), Tally("a/f/001", "f", 8, 8)], 8)
+    assert found["observed_8_of_8"] is None and found["pass_hat_8"] == 1.0
+
+
 def test_voids_change_no_measure():
     clean = [Tally("a/f/000", "f", 3, 4), Tally("a/f/001", "f", 1, 4)]
     with_voids = [Tally("a/f/000", "f", 3, 4, voids=9), Tally("a/f/001", "f", 1, 4)]

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tbx_envs.errors import ConfigError
-from tbx_envs.evaluation.provenance import library_versions, provenance, write_provenance
+from tbx_envs.errors import CheckpointError, ConfigError, DomainError
+from tbx_envs.evaluation.provenance import library_versions, provenance, remove_traces, write_provenance
 from tbx_envs.version import __version__
 
 
@@ -67,6 +67,25 @@ def test_a_run_that_is_refused_leaves_where_the_earlier_one_came_from(tmp_path):
     with pytest.raises(ValueError), provenance(tmp_path, {"seed": 3}, ["tbx", "evaluate", "seed=3"]):
         raise ValueError("began, and broke")
     assert json.loads((tmp_path / "run.json").read_text())["config"] == {"seed": 3}
+
+
+def test_a_refused_run_leaves_no_folder_and_never_takes_one_away_that_holds_something(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "evaluate" / "now"
+    for error in (ConfigError("no"), DomainError("no such task"), CheckpointError("another model")):
+        with pytest.raises(type(error)), provenance(folder, {}, ["tbx"], {".hydra/config.yaml": "a: 1\n"}):
+            assert (folder / ".hydra/config.yaml").read_text() == "a: 1\n"
+            raise error
+        remove_traces(folder)
+        assert list(tmp_path.iterdir()) == []
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "notes").write_text("mine")
+    folder.mkdir(parents=True)
+    remove_traces(folder)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["notes"]
+    remove_traces(tmp_path / "runs")
+    remove_traces(folder)  # is gone
+    assert (tmp_path / "runs" / "notes").read_text() == "mine"
 
 
 RUNS_UNTIL_ITS_INPUT_ENDS = """

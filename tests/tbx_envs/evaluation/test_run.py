@@ -104,6 +104,28 @@ def test_an_interrupted_run_is_resumed_and_equals_an_uninterrupted_one(tmp_path)
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+@pytest.mark.parametrize("voids_before", [1, 9, 13])  # in the first round, at its end, in the second
+def test_what_a_void_try_used_is_on_disk_before_its_attempt_is_settled(tmp_path, voids_before):
+    with pytest.raises(KeyboardInterrupt):
+        run_in(tmp_path, PrescribedAgent(lambda uid, attempt, tries: "void", stop_after=voids_before), retries=3)
+    assert len(lines(tmp_path / "voids.jsonl")) == voids_before and not (tmp_path / "rows.jsonl").exists()
+    with (tmp_path / "voids.jsonl").open("a") as file:  # as if killed in the middle of a line
+        file.write('{"uid": "clin')
+    again = PrescribedAgent(lambda uid, attempt, tries: "void" if tries == 0 else "pass")
+    rows = run_in(tmp_path, again, retries=3)
+    assert sum(row["void_usage"]["sampled_tokens"] for row in rows) == 7 * (voids_before + 9)
+    assert sum(row["retry"] for row in rows) == sum(len(row["void_faults"]) for row in rows) == voids_before + 9
+    assert summarize(rows, 3)["retries"] == voids_before + 9 and all(row["passed"] for row in rows)
+
+
+def test_kept_rows_are_told_before_the_first_attempt(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run_in(tmp_path, PrescribedAgent(alternating, stop_after=4))
+    told, new = [], []
+    rows = run_in(tmp_path, PrescribedAgent(alternating), kept=told.append, progress=new.append)
+    assert len(told) == 1 and len(told[0]) == 4 and len(new) == len(rows) - 4
+
+
 def test_a_finished_run_is_not_repeated(tmp_path):
     rows = run_in(tmp_path, PrescribedAgent(alternating))
     idle = PrescribedAgent(alternating)

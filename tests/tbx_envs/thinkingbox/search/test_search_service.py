@@ -18,6 +18,7 @@ import anyio
 import httpx
 import pytest
 from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
 
 from tbx_envs.errors import ConfigError
 from tbx_envs.thinkingbox.search.search_collections import Collections, RequestError
@@ -249,7 +250,7 @@ def test_a_real_server_of_the_benchmark_searches_in_it_and_clears_up() -> None:
     sources = [{"name": source, "snippets": [text]} for source, text in CHAPTERS]
 
     async def session(collections: Collections) -> tuple[int, list[str], int]:
-        async with Client(server) as client:
+        async with Client(stdio_client(server)) as client:
             await client.call_tool("__reserved__init", {"config": {"sources": sources}})
             filled = len(collections)
             asked = {"query": "what does a broken bike cost", "max_results": 2}

@@ -8,6 +8,7 @@ from tbx_envs.thinkingbox.servers.servers_file import ProcessServer, RemoteServe
 
 def write(tmp_path, text):
     path = tmp_path / "servers.yaml"
+    path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     return path
 
@@ -28,7 +29,7 @@ servers:
   far_sse: {type: mcp-remote, endpoint: "http://example.org", timeout: 2.5, transport: sse, credential: {type: x}}
 """,
     )
-    environ = {"HOME_OF_DESK": "/desk", "PATH": "/bin"}
+    environ = {"HOME_OF_DESK": "/desk", "PATH": "/bin", "THINKINGBOX_DATA": "/data"}
     servers = load_servers(path, python="/opt/python", environ=environ)
     assert list(servers) == ["desk", "plain", "far", "far_sse"]
     desk = servers["desk"]
@@ -38,6 +39,17 @@ servers:
     assert servers["plain"] == ProcessServer("plain", ("run",), {}, None, "/opt/python", environ)
     assert servers["far"] == RemoteServer("far", "https://example.org/mcp", {"A": "b"}, 60.0, "streamable-http", None)
     assert servers["far_sse"] == RemoteServer("far_sse", "http://example.org", {}, 2.5, "sse", {"type": "x"})
+
+
+def test_servers_find_the_files_of_their_checkout(tmp_path):
+    path = write(tmp_path / "servers", "servers: {a: {type: mcp-process, command: [x]}}")
+
+    def told(**options):
+        return load_servers(path, python="p", **options)["a"].environment()["THINKINGBOX_DATA"]
+
+    assert told(environ={}) == str(tmp_path)
+    assert told(environ={}, checkout=tmp_path / "other") == str(tmp_path / "other")
+    assert told(environ={"THINKINGBOX_DATA": "/mine"}, checkout=tmp_path) == "/mine"
 
 
 def test_the_servers_own_log_level_is_kept(tmp_path):
