@@ -144,6 +144,8 @@ def run_notes(summary: Mapping[str, Any], k: int) -> list[str]:
     if summary["voids"] or summary["retries"]:
         kinds = ", ".join(f"{kind} {number}" for kind, number in summary["void_kinds"].items()) or "none remained"
         notes.append(f"{summary['voids']} void attempts ({kinds}), {summary['retries']} repeated after a fault.")
+    for uid, reason in summary.get("set_aside", {}).items():
+        notes.append(f"Set aside, since it cannot be run: {uid}: {reason}")
     if summary["tasks_short"]:
         least, most = summary["attempts_per_task"]
         notes.append(
