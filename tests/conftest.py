@@ -74,6 +74,12 @@ def search_service_in_its_group_only(request, monkeypatch):
     monkeypatch.setattr(search_service, "ensure_search_service", refuse)
 
 
+@pytest.fixture(autouse=True)
+def registered_for_this_test_alone(monkeypatch):
+    """What a test registers is told to the processes that it starts, and not to those of other tests."""
+    monkeypatch.setenv("TBX_REGISTERED_DATASETS", "")
+
+
 @pytest.fixture
 def bikeshop(monkeypatch):
     """Our small dataset, registered, as if one task of it were of the benchmark: the path of its checkout."""
@@ -82,7 +88,7 @@ def bikeshop(monkeypatch):
     from tbx_envs.thinkingbox import dataset as datasets
     from tbx_envs.thinkingbox.dataset import benchmark
 
-    for name in ("_registered", "_owners", "_broken"):
+    for name in ("_registered", "_owners", "_broken", "_given"):
         monkeypatch.setattr(datasets, name, {})
     before = dict(registry)
     keys = benchmark.parse_lock(f"rentals_main.py:test_end_rental {'0' * 64} {'0' * 64}\n")
