@@ -18,8 +18,8 @@ given = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = f"{given} {COMPILATION} --xla_force_host_platform_device_count=8"
 
 HERE = pathlib.Path(__file__).parent
-# Files and folders whose tests may meet a search service: servers of datasets know it by a fixed port, and it ends with
-# the process that opened it.
+# Files and folders whose tests may meet a search service: servers of datasets know it by a fixed port. Its users share
+# it, also those in other processes; here they stay together because some tests count what is left.
 EPISODES_OF_DATASETS = (
     *("tbx_envs/thinkingbox", "tbx_envs/commands/test_tasks.py", "tbx_envs/test_registration.py"),
     *("tbx_jax/test_benchmark_marks.py", "tbx_jax/test_interrupts.py"),

@@ -284,8 +284,8 @@ class PoolSession:
             return
         self.discard()
         raise _ServiceGone(
-            f"the search service at {self._service.url}, which this session was opened with, has gone: the process "
-            f"that it belonged to has ended, or it was started anew. What the tools found there is lost. The episode "
+            f"the search service at {self._service.url}, which this session was opened with, has gone: it was "
+            f"ended, or started anew. What the tools found there is lost. The episode "
             f"is void and can be attempted again."
         ) from cause
 
@@ -428,8 +428,7 @@ class _Engine:
     def search_service(self, port: int) -> SearchService | None:
         """A search service that answers, for a new session; None when the engine is not ours.
 
-        It is started for the first session and kept until the pool closes. When a foreign service was used instead
-        and has ended, another is found or started.
+        It is found or started for the first session and kept until the pool closes; one that has ended is replaced.
         """
         from tbx_envs.thinkingbox.search.search_service import ensure_search_service
 
