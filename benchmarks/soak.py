@@ -25,12 +25,14 @@ import argparse
 import collections
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import platform
 import random
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -47,9 +49,11 @@ from tbx_envs.evaluation.report import RunProgress
 from tbx_envs.messages import ToolCall, Turn
 from tbx_envs.registration import frozen_uids
 from tbx_envs.seeding import derive
+from tbx_envs.thinkingbox import runtime
 from tbx_envs.thinkingbox.grading import test_code
 from tbx_envs.thinkingbox.search import search_service
 from tbx_envs.thinkingbox.servers import launcher
+from tbx_envs.thinkingbox.servers.server_pool import ServerPool
 from tbx_envs.vector import EpisodeSlots
 from tbx_envs.version import __version__
 
@@ -307,12 +311,10 @@ class Soak:
         return None if outcome.ended else json.loads(outcome.messages[-1].text)
 
     def close(self) -> None:
-        from tbx_envs.thinkingbox.runtime import close_shared
-
         for slots in self._made:
             slots.close()
         self._made.clear()
-        close_shared()
+        runtime.close_shared()
         in_process._close_drivers()
 
     def audit(self) -> None:
@@ -390,6 +392,8 @@ def soak(episodes: int, concurrency: int, share: float, seed: int) -> dict[str, 
     folder = Path(tempfile.mkdtemp(prefix="tbx-soak-"))
     was, tempfile.tempdir = tempfile.tempdir, str(folder)
     test_code.SILENCE_S = launcher.SILENCE_S = SILENCE_S  # type: ignore[attr-defined]
+    with socket.create_server(("127.0.0.1", 0)) as free:  # a search service of its own, since it is killed
+        runtime.ServerPool = functools.partial(ServerPool, knowledge_port=free.getsockname()[1])  # type: ignore[misc]
     began = time.monotonic()
     try:
         write_dataset(folder)

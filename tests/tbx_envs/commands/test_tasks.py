@@ -58,11 +58,10 @@ def test_what_is_peculiar_to_a_task_is_shown(capsys, uid, lines):
 
 
 def test_a_dataset_is_validated_by_its_name_or_its_path(bikeshop, tmp_path, capsys):
-    built = "bikeshop: 14 tasks of 2 lists can be built; 1 are of the benchmark."
-    assert main(["tasks", "validate", "bikeshop"]) == 0
-    assert capsys.readouterr().out == f"{built} Their servers have the tools that they offer.\n"
-    assert main(["tasks", "validate", str(bikeshop), "--no-servers"]) == 0
-    assert capsys.readouterr().out == f"{built}\n"
+    built = "bikeshop: 14 tasks of 2 lists can be built; 1 are of the benchmark.\n"
+    for name in ("bikeshop", str(bikeshop)):
+        assert main(["tasks", "validate", name, "--no-servers"]) == 0
+        assert capsys.readouterr().out == built
     (tmp_path / "test_case").mkdir()
     (tmp_path / "test_case/a.py").write_text("def t(x):\n    '!query: [1]'\n")
     assert main(["tasks", "validate", str(tmp_path)]) == 2
