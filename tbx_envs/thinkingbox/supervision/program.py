@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
@@ -21,6 +22,7 @@ from tbx_envs.thinkingbox.supervision import children
 MARK = "TBX_PROGRAM"
 # A program answers a request within this time unless it is stopped or stuck: it forks and waits, nothing else.
 SILENCE_S = 30.0
+_BETWEEN_SWEEPS_S = 0.01
 _NUM_SWEEPS = 10  # what is ended may just be starting a process
 
 
@@ -105,12 +107,16 @@ class Program:
         self._process.returncode = 0
 
     def _sweep(self) -> None:
+        """End what has the mark. Looked for until nothing is found twice: in `exec` a process shows no environment."""
+        quiet = 0
         for _ in range(_NUM_SWEEPS):
             left = _marked(self._mark)
             for pid in left:
                 children.kill(pid)
-            if not left:
+            quiet = 0 if left else quiet + 1
+            if quiet == 2:
                 return
+            time.sleep(_BETWEEN_SWEEPS_S)
 
 
 def _marked(mark: str) -> set[int]:
