@@ -128,7 +128,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 renamed.install()
 register_built_in()
-if os.environ.get("TBX_DATASETS"):
+if os.environ.get("TBX_DATASETS") or os.environ.get("TBX_REGISTERED_DATASETS"):
     from tbx_envs.thinkingbox.dataset import register_from_environment
 
     register_from_environment()

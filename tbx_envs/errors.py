@@ -9,6 +9,7 @@
         UserFault          the simulated user could not answer
         CheckFault         the check itself crashed
         PolicyFault        the agent could not act: its model's server or sampler failed
+        TaskFault          the task itself cannot be run; another attempt would not help, other tasks go on
       EndpointError      a model server gave no usable answer; the caller turns it into a fault of its own
         EndpointRefused    it will answer no request until its settings are changed: key, address or model
         ContextExceeded    the conversation does not fit into the model's context
@@ -73,6 +74,15 @@ class PolicyFault(EnvironmentFault):
     """The agent could not produce an action (a dead model server, a broken sampler)."""
 
     kind = "policy"
+
+
+class TaskFault(EnvironmentFault):
+    """The task itself cannot be run: it asks for a tool or a server that is not there, its texts cannot be filled in.
+
+    Where many tasks are run, a `DomainError` at the start of an episode becomes this, and the task is set aside.
+    """
+
+    kind = "task"
 
 
 class EndpointError(TbxError):

@@ -36,6 +36,7 @@ class GivenOptions(TypedDict, total=False):
     chat_format: str
     user: UserMaker | None
     tool_timeout_s: float | None
+    user_timeout_s: float | None
     judge: Judge | str | None
     start: Literal["fork", "spawn"]
     clock: datetime.datetime | None

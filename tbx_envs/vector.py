@@ -17,7 +17,7 @@ from gymnasium.vector.utils import batch_space
 
 from tbx_envs.env import ToolEnv
 from tbx_envs.episode import Episode, Fault
-from tbx_envs.errors import ActionError, EnvironmentFault
+from tbx_envs.errors import ActionError, DomainError, EnvironmentFault, TaskFault
 from tbx_envs.messages import Message, Turn
 from tbx_envs.rendering import transcript_text
 from tbx_envs.runtime import EpisodeOptions, GivenOptions
@@ -65,7 +65,7 @@ class EpisodeSlots:
         """Start an episode of `uid` in `slot`; one in progress there is discarded.
 
         Raises:
-            DomainError: no such task, or its expected calls fail; a retry would not help.
+            DomainError: no such task. One that is there and cannot be run is an outcome, with a fault of kind `task`.
         """
         env = self._envs[slot]
         if env is None or env.task.uid != uid:
@@ -74,6 +74,10 @@ class EpisodeSlots:
             env = self._envs[slot] = ToolEnv(uid, options=self._options)
         try:
             env.reset(seed=seed)
+        except DomainError as error:  # the task's own, and no reason for other tasks to end
+            env.abandoned(0, fault := TaskFault(str(error)))
+            self._running[slot] = False
+            return SlotOutcome((), True, Fault(fault.kind, str(fault)))
         except EnvironmentFault as fault:
             self._running[slot] = False
             return SlotOutcome((), True, Fault(fault.kind, str(fault)))

@@ -20,8 +20,8 @@ given = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = f"{given} {COMPILATION} --xla_force_host_platform_device_count=8"
 
 HERE = pathlib.Path(__file__).parent
-# Files and folders whose tests may meet a search service: servers of datasets know it by a fixed port, and it ends with
-# the process that opened it.
+# Files and folders whose tests may meet a search service: servers of datasets know it by a fixed port. Its users share
+# it, also those in other processes; here they stay together because some tests count what is left.
 EPISODES_OF_DATASETS = (
     *("tbx_envs/thinkingbox", "tbx_envs/commands/test_tasks.py", "tbx_envs/test_registration.py"),
     *("tbx_jax/test_benchmark_marks.py", "tbx_jax/test_interrupts.py"),
@@ -76,6 +76,12 @@ def search_service_in_its_group_only(request, monkeypatch):
     monkeypatch.setattr(search_service, "ensure_search_service", refuse)
 
 
+@pytest.fixture(autouse=True)
+def registered_for_this_test_alone(monkeypatch):
+    """What a test registers is told to the processes that it starts, and not to those of other tests."""
+    monkeypatch.setenv("TBX_REGISTERED_DATASETS", "")
+
+
 @pytest.fixture
 def bikeshop(monkeypatch):
     """Our small dataset, registered, as if one task of it were of the benchmark: the path of its checkout."""
@@ -84,7 +90,7 @@ def bikeshop(monkeypatch):
     from tbx_envs.thinkingbox import dataset as datasets
     from tbx_envs.thinkingbox.dataset import benchmark
 
-    for name in ("_registered", "_owners", "_broken"):
+    for name in ("_registered", "_owners", "_broken", "_given"):
         monkeypatch.setattr(datasets, name, {})
     before = dict(registry)
     keys = benchmark.parse_lock("rentals_main.py:test_end_rental - - -\n")

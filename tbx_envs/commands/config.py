@@ -111,6 +111,7 @@ class EnvironmentConfig(Record):
 
     concurrency: Positive
     tool_timeout_s: Seconds | None
+    user_timeout_s: Seconds | None
     check_timeout_s: Seconds
     start: Literal["fork", "spawn"]
     clock: datetime.datetime | None

@@ -81,6 +81,7 @@ def episode_options(config: PlayConfig, endpoints: Endpoints) -> EpisodeOptions:
     environment, judge = config.environment, config.judge
     options = EpisodeOptions(
         tool_timeout_s=environment.tool_timeout_s,
+        user_timeout_s=environment.user_timeout_s,
         check_timeout_s=environment.check_timeout_s,
         start=environment.start,
         clock=environment.clock,

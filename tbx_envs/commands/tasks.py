@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tbx_envs.command_line import ArgumentParser
 from tbx_envs.domains import load_domain
-from tbx_envs.errors import DomainError, did_you_mean
+from tbx_envs.errors import ConfigError, DomainError, ToolFault, did_you_mean
 from tbx_envs.evaluation.task_lists import select_tasks
 from tbx_envs.registration import env_id, uid_of
 from tbx_envs.sources import find_task, task_hash
@@ -100,11 +100,12 @@ def _wrapped(title: str, names: Sequence[str]) -> list[str]:
     return textwrap.wrap(title + ", ".join(names), 118, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def validate(name: str) -> None:
-    """Check the contract of a domain, or build every task of a dataset.
+def validate(name: str, *, start_servers: bool = True) -> None:
+    """Check the contract of a domain, or build every task of a dataset and compare its tools with those of its servers.
 
     Args:
         name: name of a domain or of a registered dataset, or the path of a dataset.
+        start_servers: whether to start a dataset's servers, once for each set of them that tasks use.
 
     Raises:
         DomainError: there are problems; the message lists all of them.
@@ -113,10 +114,14 @@ def validate(name: str) -> None:
     if name in registered or Path(name).exists():
         dataset = registered.get(name) or Dataset(name)
         dataset.validate()
+        compared = start_servers and dataset.servers_file is not None
+        if compared:
+            _compare_tools(dataset)
         splits = [dataset.task(uid).split for uid in dataset.uids()]
         print(
             f"{dataset.name}: {len(splits)} tasks of {len(dataset.lists)} lists can be built; "
             f"{splits.count('heldout')} are of the benchmark."
+            + (" Their servers have the tools that they offer." if compared else "")
         )
         return
     from tbx_envs.testing.domain_contract import check_domain
@@ -134,6 +139,40 @@ def validate(name: str) -> None:
     print(f"{name}: {len(domain.uids())} tasks keep the contract.")
 
 
+def _compare_tools(dataset: Dataset) -> None:
+    """Check that servers have the tools that tasks offer.
+
+    Raises:
+        DomainError: some do not, or servers cannot be started; the message lists all problems.
+    """
+    from tbx_envs.thinkingbox.agent_tools import tool_problems
+    from tbx_envs.thinkingbox.servers.server_pool import ServerPool
+    from tbx_envs.thinkingbox.servers.servers_file import load_servers
+
+    assert dataset.servers_file is not None
+    of_servers: dict[tuple[str, ...], list[DatasetTask]] = {}
+    for uid in dataset.uids():
+        task = dataset.task(uid)
+        of_servers.setdefault(task.servers, []).append(task)
+    problems: list[str] = []
+    servers = load_servers(dataset.servers_file, python=dataset.servers_python)
+    with ServerPool(servers, knowledge=False) as pool:
+        for names, together in of_servers.items():
+            try:
+                served = pool.tools(names)
+            except (ConfigError, ToolFault) as error:
+                problems.append(
+                    f"{len(together)} task(s) with servers {', '.join(names)}, as {together[0].uid}: {error}"
+                )
+                continue
+            problems += [f"{task.uid}: {found}" for task in together for found in tool_problems(task, served)]
+    if problems:
+        raise DomainError(
+            f"dataset '{dataset.name}' in {dataset.root}: {len(problems)} problem(s) with tools and servers (leave "
+            f"them out with --no-servers):\n  " + "\n  ".join(problems)
+        )
+
+
 def tasks(arguments: Sequence[str]) -> None:
     parser = ArgumentParser("tbx tasks", description="Inspect and validate tasks.")
     actions = parser.add_subparsers(dest="action", required=True)
@@ -145,6 +184,7 @@ def tasks(arguments: Sequence[str]) -> None:
     show.add_argument("uid")
     validating = actions.add_parser("validate", help="check the contract of a domain, or build all tasks of a dataset")
     validating.add_argument("name", nargs="?", default="clinic", help="a domain, a registered dataset or a path")
+    validating.add_argument("--no-servers", action="store_true", help="do not start a dataset's servers")
     given = parser.parse_args(arguments)
     match given.action:
         case "list":
@@ -152,7 +192,7 @@ def tasks(arguments: Sequence[str]) -> None:
         case "show":
             show_task(given.uid)
         case _:
-            validate(given.name)
+            validate(given.name, start_servers=not given.no_servers)
 
 
 def play_task(arguments: Sequence[str]) -> None:

@@ -12,7 +12,8 @@ a running loop too (a notebook).
 Guaranteed: `call` answers or raises `ToolFault` within the limit, unless a tool blocks the whole interpreter inside a C
 extension that does not release it. Not guaranteed: that an abandoned tool stops. It is asked to (SQLite is interrupted
 and `ToolAbandoned` is raised in its thread), its database is never used again, and its thread cannot keep the process
-alive.
+alive. `ToolAbandoned` is raised while a tool runs and at no other time, and ends there: neither the protocol's tasks
+nor the end of the thread ever meet it, so nothing is printed about a call that no one waits for.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import dataclasses
 import os
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mcp import Client
@@ -92,8 +93,9 @@ class InProcessSession:
 
 # --- drivers ------------------------------------------------------------------------------------------------
 
-# The session whose call the shared server is answering.
+# The session whose call the shared server is answering, and the driver that it does so in.
 _session: contextvars.ContextVar[InProcessSession] = contextvars.ContextVar("tbx_session")
+_driver: contextvars.ContextVar[_Driver] = contextvars.ContextVar("tbx_driver")
 
 # Idle drivers by process id: a thread does not survive a fork, and its loop must not be touched by the child.
 _idle_drivers: dict[int, list[_Driver]] = {}
@@ -132,6 +134,9 @@ class _Driver:
         self.requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.replies: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, name="tbx-tools", daemon=True)
+        self._lock = threading.Lock()
+        self._tool_runs = False  # these two are guarded by the lock
+        self._abandoned = False
         if not _idle_drivers.get(os.getpid()):
             atexit.unregister(_close_drivers)
             atexit.register(_close_drivers)
@@ -145,20 +150,36 @@ class _Driver:
 
     def abandon(self, session: InProcessSession) -> None:
         """Stop waiting for a call, and ask the running tool to stop."""
+        with self._lock:
+            self._abandoned = True
+            if self._tool_runs:
+                if session.world is not None:
+                    session.world.raw.interrupt()
+                _raise_in(self.thread, ToolAbandoned)
         self.requests.put(None)
-        if session.world is not None:
-            session.world.raw.interrupt()
-        ident = self.thread.ident
-        if ident is not None and self.thread.is_alive():
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(ToolAbandoned))
+
+    def run_tool(self, run: Callable[[], Answer]) -> Answer:
+        """In the thread: the answer of a tool, which `abandon` may interrupt until this returns."""
+        try:
+            with self._lock:
+                if self._abandoned:
+                    return _NO_ANSWER
+                self._tool_runs = True
+            try:
+                return run()
+            finally:
+                with self._lock:  # from here on nothing is raised any more; what was raised too late is withdrawn
+                    self._tool_runs = False
+                    _raise_in(self.thread, None)
+        except ToolAbandoned:
+            return _NO_ANSWER
 
     def _run(self) -> None:
         """The thread: open a session, answer requests until one is `None`, close."""
         loop = asyncio.new_event_loop()
+        _driver.set(self)  # copied by the tasks of the session
         try:
             self._answer_requests(loop)
-        except ToolAbandoned:  # no one is waiting for the answer
-            pass
         finally:
             loop.close()
 
@@ -204,7 +225,22 @@ async def _own_session(opened: asyncio.Future[Client], close: asyncio.Event) -> 
 def _answer(name: str, arguments: dict[str, Any]) -> Answer:
     session = _session.get()
     assert session.world is not None, "a session without a world lists tools only"
-    return answer_call(session.tools, session.world.db, session.domain.clock, name, arguments)
+    world = session.world
+    return _driver.get().run_tool(
+        lambda: answer_call(session.tools, world.db, session.domain.clock, name, arguments),
+    )
+
+
+# What the protocol is given for a call that no one waits for.
+_NO_ANSWER = Answer("the call was abandoned.", "invalid")
+
+
+def _raise_in(thread: threading.Thread, exception: type[BaseException] | None) -> None:
+    """Raise an exception in another thread, at its next step in Python; None withdraws one not yet raised."""
+    ident = thread.ident
+    raised = None if exception is None else ctypes.py_object(exception)
+    if ident is not None and thread.is_alive():
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), raised)
 
 
 def _close_drivers() -> None:

@@ -191,6 +191,8 @@ def run_notes(summary: Mapping[str, Any], k: int) -> list[str]:
             f"The simulated user's model said nothing in {summary['user_silences']} of {summary['user_answers']} "
             f'answers; "I don\'t know." was said for it. Episodes with too many of these are void.'
         )
+    for uid, reason in summary.get("set_aside", {}).items():
+        notes.append(f"Set aside, since it cannot be run: {uid}: {reason}")
     if summary["tasks_short"]:
         least, most = summary["attempts_per_task"]
         notes.append(

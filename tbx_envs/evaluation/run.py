@@ -12,7 +12,9 @@ The folder of an evaluation run holds
 An interrupted evaluation run resumes where it stopped if its fingerprint is the same: clean rows are kept, a line cut
 off by the interruption is dropped. An attempt that a fault (an infrastructure error) has voided is repeated with a
 fresh seed; after `max_void_retries` it stays a void row, which is in no measure and in every report. Resuming repeats
-void rows, since a fault (a server that was down) says nothing about the policy.
+void rows, since a fault (a server that was down) says nothing about the policy. A task that cannot be run at all (its
+scenario names a tool that no server has) is set aside: its attempts are void with a fault of kind `task` and are not
+repeated, the other tasks go on, and summary and report say why.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any
 
 from tbx_envs.agents import Agent, Attempt
 from tbx_envs.episode import Episode
-from tbx_envs.errors import CheckFault, ConfigError, DomainError, PolicyFault
+from tbx_envs.errors import CheckFault, ConfigError, DomainError, PolicyFault, TaskFault
 from tbx_envs.evaluation.files import Row, RunLog
 from tbx_envs.evaluation.metrics import Tally, measures
 from tbx_envs.seeding import derive
@@ -94,7 +96,7 @@ def run(
         for episode in _checked(make_attempts(made), made, agent):
             key = (episode.uid, episode.attempt)
             row = row_of(episode, policy["name"], retries[key], fingerprint["tasks"][episode.uid], voids[key])
-            if row["passed"] is None and not final:
+            if row["passed"] is None and row["fault"] != TaskFault.kind and not final:
                 log.append_void_try(row)
                 retries[key] += 1
                 voids[key] = _voids(row)
@@ -260,7 +262,8 @@ def summarize(rows: Sequence[Row], attempts: int, seed: int = 0) -> dict[str, An
     Returns:
         `tbx_envs.evaluation.metrics.measures` with `unseen_families` (of the held-out families) and `families` (family
         -> measures), `void_kinds` (kind of fault -> number of void rows) and `retries` (attempts repeated after a
-        fault); where a served user has said nothing, `user_silences` and `user_answers`, in how many of its answers.
+        fault); where a served user has said nothing, `user_silences` and `user_answers`, in how many of its answers;
+        if there are any, `set_aside` (uid -> reason) of tasks that cannot be run.
     """
     tallies = tallies_of(rows)
     is_heldout = {row["uid"]: _is_of_heldout_family(row) for row in rows}
@@ -275,6 +278,7 @@ def summarize(rows: Sequence[Row], attempts: int, seed: int = 0) -> dict[str, An
         "retries": sum(row["retry"] for row in rows),
         **_silences(rows),
         "tasks_unknown": sum(known is None for known in is_heldout.values()),
+        **({"set_aside": reasons} if (reasons := set_aside(rows)) else {}),
         "unseen_families": measures(heldout, attempts, seed),
         "families": {name: measures(family, attempts, seed) for name, family in families.items()},
     }
@@ -297,12 +301,22 @@ def _is_of_heldout_family(row: Row) -> bool | None:
         return None
 
 
+def set_aside(rows: Iterable[Row]) -> dict[str, str]:
+    """The tasks that cannot be run, and the reason of each."""
+    return {row["uid"]: row["fault_message"] for row in rows if row["fault"] == TaskFault.kind}
+
+
 def refuse_many_voids(rows: Sequence[Row]) -> None:
-    """Fail an evaluation run whose measures would rest on too few attempts.
+    """Fail an evaluation run whose measures would rest on too few attempts. Tasks that are set aside do not count.
 
     Raises:
         PolicyFault: more than `MAX_VOID_SHARE` of the attempts are void.
+        DomainError: every task was set aside.
     """
+    reasons = set_aside(rows)
+    rows = [row for row in rows if row["uid"] not in reasons]
+    if reasons and not rows:
+        raise DomainError(f"none of {len(reasons)} task(s) can be run. The first: {next(iter(reasons.values()))}")
     void = [row for row in rows if row["passed"] is None]
     if len(void) > MAX_VOID_SHARE * len(rows):
         raise PolicyFault(

@@ -7,7 +7,7 @@ these, and its order is ignored. Reserved tools are never included.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tbx_envs.errors import DomainError, did_you_mean
@@ -39,7 +39,12 @@ class AgentTools:
         self._choices: dict[str, ToolChoice | BuiltinTool] = {tool.name: tool for tool in task.builtin_tools}
         chosen = {choice.name: choice for choice in task.tools}
         served = [tool for tool in session.tools if tool.name in chosen]
-        _check_names(task, session, served)
+        if problems := tool_problems(task, session.tools):
+            raise DomainError(
+                f"task {task.uid}: {len(problems)} problem(s) with its tools:\n  "
+                + "\n  ".join(problems)
+                + f"\nServers: {', '.join(task.servers)}. Fix the scenario, the agent file or the servers."
+            )
         self.dicts = [_function_dict(tool.name, tool.description, tool.input_schema) for tool in task.builtin_tools]
         for tool in served:
             choice = chosen[tool.name]
@@ -65,25 +70,21 @@ class AgentTools:
         return answer if choice.direct_response is None else _with_direct_response(answer, choice.direct_response)
 
 
-def _check_names(task: DatasetTask, session: ServerSession, served: list[ServedTool]) -> None:
-    there = [tool.name for tool in session.tools]
+def tool_problems(task: DatasetTask, served: Sequence[ServedTool]) -> list[str]:
+    """What is wrong with the tools that a task offers, given those of its servers."""
+    there = [tool.name for tool in served]
+    chosen = {choice.name for choice in task.tools}
     problems = [
         f"the scenario '{task.scenario}' offers '{choice.name}', which no server has.{did_you_mean(choice.name, there)}"
         for choice in task.tools
         if choice.name not in there
     ]
     builtin = {tool.name for tool in task.builtin_tools}
-    problems += [
+    return problems + [
         f"'{tool.name}' is a tool of the agent '{task.agent}' and of the server '{tool.server}'"
         for tool in served
-        if tool.name in builtin
+        if tool.name in builtin and tool.name in chosen
     ]
-    if problems:
-        raise DomainError(
-            f"task {task.uid}: {len(problems)} problem(s) with its tools:\n  "
-            + "\n  ".join(problems)
-            + f"\nServers: {', '.join(task.servers)}. Fix the scenario, the agent file or the servers."
-        )
 
 
 def _function_dict(name: str, description: str, schema: Mapping[str, Any]) -> dict[str, Any]:

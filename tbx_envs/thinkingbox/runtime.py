@@ -28,7 +28,7 @@ from tbx_envs.thinkingbox.grading.evidence import evidence_of
 from tbx_envs.thinkingbox.grading.judge import EndpointJudge, Judge, YesJudge
 from tbx_envs.thinkingbox.grading.test_code import CheckWorker
 from tbx_envs.thinkingbox.servers.server_pool import ServerPool
-from tbx_envs.thinkingbox.servers.servers_file import load_servers
+from tbx_envs.thinkingbox.servers.servers_file import load_servers, require_servers
 from tbx_envs.tools.session import Answer, ServerSession
 from tbx_envs.users import User
 
@@ -91,7 +91,12 @@ class DatasetRuntime:
         self._judge = judge_of(options.judge)
         self._check_timeout_s = options.check_timeout_s
         own = task.clock is not None
-        self._session = _pool(dataset_of(task.uid), options).open(
+        pool = _pool(dataset_of(task.uid), options)
+        try:
+            require_servers(pool.servers, task.servers)
+        except ConfigError as error:
+            raise DomainError(f"task {task.uid}: {error}") from error
+        self._session = pool.open(
             task.init,
             servers=task.servers,
             clock=task.clock if own else options.clock,

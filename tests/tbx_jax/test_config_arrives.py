@@ -293,6 +293,7 @@ CHANGED: dict[str, Any] = {
     "*.base_url": "http://127.0.0.1:2/v1",
     "*.extra_body": {"seed": 1},
     "*.tool_timeout_s": 3.0,
+    "*.user_timeout_s": 4.0,
     "*.clock": datetime.datetime(2024, 1, 1),
     "mesh.axes": lambda axes: {"fsdp": 3 - axes["fsdp"]},
     "mesh.rules": lambda rules: {} if rules else {"d": "fsdp"},

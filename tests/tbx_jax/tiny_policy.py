@@ -84,7 +84,13 @@ def save_tiny(folder):
 
 
 ENVIRONMENT = EnvironmentConfig(
-    concurrency=1, tool_timeout_s=None, check_timeout_s=60.0, start="fork", clock=None, clock_runs=False
+    concurrency=1,
+    tool_timeout_s=None,
+    user_timeout_s=None,
+    check_timeout_s=60.0,
+    start="fork",
+    clock=None,
+    clock_runs=False,
 )
 
 

@@ -1,15 +1,18 @@
 """Datasets in the layout of ThinkingBox, read without conversion; each task gets a Gymnasium id.
 
-`register_dataset` registers a dataset's tasks in this process; `TBX_DATASETS` (paths, colon-separated) does so in every
-process that imports tbx_envs, including spawned workers. A uid of a dataset has exactly one colon (`file.py:test`), a
-built-in one has none.
+`register_dataset` registers a dataset's tasks in this process and in those that it starts afterwards, such as spawned
+workers: they find it in an environment variable that this module alone writes, and register it when they import
+tbx_envs. `TBX_DATASETS` (paths, colon-separated) does so in every process. A uid of a dataset has exactly one colon
+(`file.py:test`), a built-in one has none.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tbx_envs.errors import DomainError, TbxError, did_you_mean
 from tbx_envs.handed_down import hide_environment
@@ -17,12 +20,15 @@ from tbx_envs.registration import BUILT_IN, register_uids, unregister_uids
 from tbx_envs.thinkingbox.dataset.dataset import Dataset
 
 DATASETS = "TBX_DATASETS"
+# What `register_dataset` was given, for processes that this one starts: a JSON list of its arguments.
+REGISTERED = "TBX_REGISTERED_DATASETS"
 # Words with another meaning in `tasks=`.
 RESERVED = ("all", "train", "heldout", "datasets", *BUILT_IN)
 
 _registered: dict[str, Dataset] = {}
 _owners: dict[str, Dataset] = {}
 _broken: dict[str, TbxError] = {}
+_given: dict[str, dict[str, Any]] = {}
 
 
 def is_dataset_uid(uid: str) -> bool:
@@ -39,7 +45,7 @@ def register_dataset(
     name: str | None = None,
     agent: str | None = None,
 ) -> Dataset:
-    """Register the tasks of a dataset in this process, each as `ThinkingBox/<file.py>.<test>-v0`.
+    """Register the tasks of a dataset, each as `ThinkingBox/<file.py>.<test>-v0`, here and in processes started later.
 
     Registering a dataset again reads its files again. Arguments are those of
     `tbx_envs.thinkingbox.dataset.dataset.Dataset`.
@@ -49,7 +55,20 @@ def register_dataset(
             uids.
     """
     hide_environment()  # here too: its programs may be started by workers of this process, which can read its block
-    dataset = Dataset(path, servers_python=servers_python, test_list=test_list, servers=servers, name=name, agent=agent)
+    options = {"servers_python": servers_python, "test_list": test_list, "servers": servers, "name": name}
+    dataset = _register(path, **options, agent=agent)
+    _given[dataset.name] = {"path": os.path.abspath(os.path.expanduser(path)), **options, "agent": agent}
+    told = [given for known, given in _given.items() if known in _registered]
+    os.environ[REGISTERED] = json.dumps(told, default=_plain)
+    return dataset
+
+
+def _plain(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else list(value)
+
+
+def _register(path: str | os.PathLike[str], **options: Any) -> Dataset:
+    dataset = Dataset(path, **options)
     dataset.refuse_unreadable()
     if dataset.name in RESERVED:
         raise DomainError(f"a dataset cannot be named '{dataset.name}', which means other tasks; give it a name=.")
@@ -99,13 +118,18 @@ def dataset_of(uid: str) -> Dataset:
 
 
 def register_from_environment(environ: Mapping[str, str] | None = None) -> None:
-    """Register the datasets in `TBX_DATASETS`. A path that fails gives a warning here, and an error when it is used."""
+    """Register the datasets in `TBX_DATASETS`, and those that a process which started this one has registered.
+
+    One that fails gives a warning here, and an error when it is used.
+    """
     environ = os.environ if environ is None else environ
-    for given in environ.get(DATASETS, "").split(os.pathsep):
-        if not given.strip():
-            continue
+    wanted = {given: {"path": given.strip()} for given in environ.get(DATASETS, "").split(os.pathsep) if given.strip()}
+    inherited = {options["path"]: options for options in json.loads(environ.get(REGISTERED) or "[]")}
+    for given, options in (wanted | inherited).items():
         try:
-            register_dataset(given.strip())
+            dataset = _register(**options)
+            if given in inherited:
+                _given[dataset.name] = options
         except TbxError as error:
             _broken[given] = error
             first, *rest = str(error).splitlines()

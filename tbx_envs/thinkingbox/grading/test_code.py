@@ -24,11 +24,11 @@ from tbx_envs.errors import CheckFault, ConfigError, TbxError
 from tbx_envs.handed_down import missing_hint
 from tbx_envs.thinkingbox.grading.judge import Judge, Opinion
 from tbx_envs.thinkingbox.grading.worker.check_server.frames import ANYONE, FrameReader, frame
-from tbx_envs.thinkingbox.grading.worker_process import WorkerProcess
+from tbx_envs.thinkingbox.grading.worker_process import Connection, WorkerProcess
+from tbx_envs.thinkingbox.supervision.program import SILENCE_S
 from tbx_envs.tools.session import ServerSession
 
 _MEMORY_BYTES = 2 * 2**30
-_BEGIN_TIMEOUT_S = 60.0
 _LOOK_AGAIN_S = 0.25  # while the test waits for a judge or a server, and its clock is stopped
 _NUM_NOTE_CHARS = 2000
 
@@ -120,6 +120,7 @@ class _Grading:
         self._threads: list[threading.Thread] = []
         self._sock: socket.socket | None = None
         self._child = ANYONE  # its process id, once it has begun
+        self._replace_worker: Callable[[], None] = lambda: None
 
     def __enter__(self) -> _Grading:
         return self
@@ -129,7 +130,7 @@ class _Grading:
         for thread in self._threads:  # ends at the time limit of its judge or server, or when the endpoint is stopped
             thread.join()
 
-    def run(self, connect: Callable[[], socket.socket], request: Mapping[str, Any]) -> CheckReport:
+    def run(self, connect: Callable[[], Connection], request: Mapping[str, Any]) -> CheckReport:
         reader = self._begin(connect, frame(dict(request)))
         self._clock = _Stopwatch()
         try:
@@ -140,21 +141,32 @@ class _Grading:
             raise self._answers.fault
         return report
 
-    def _begin(self, connect: Callable[[], socket.socket], request: bytes) -> FrameReader:
-        """Hand the request to a child. Tried twice: if the worker died before, no test code has run."""
+    def _begin(self, connect: Callable[[], Connection], request: bytes) -> FrameReader:
+        """Hand the request to a child. Tried twice: if the worker died or was stopped before, no test code has run."""
         ending: Mapping[str, Any] = {}
         for _ in range(2):
-            self._sock = connect()
+            connection = connect()
+            self._sock, self._replace_worker = connection.sock, connection.replace_worker
             reader = FrameReader(self._sock, tells_senders=True)
+            self._sock.settimeout(SILENCE_S)  # for a request that does not fit into the socket
             with contextlib.suppress(OSError, EOFError):
-                self._sock.sendall(request)
-                ending = reader.read(_BEGIN_TIMEOUT_S) or {"ended": f"silent for {_BEGIN_TIMEOUT_S:g} s"}
+                try:
+                    self._sock.sendall(request)
+                    ending = reader.read(SILENCE_S) or self._silence()
+                except TimeoutError:
+                    ending = self._silence()
                 if "begun" in ending:
                     self._child = reader.sender
+                    self._sock.settimeout(None)
                     return reader
             self._hang_up()
         how = ending.get("ended", "the worker has ended")
         raise self._void(f"did not begin ({how})", ending.get("last_words", ""))
+
+    def _silence(self) -> dict[str, Any]:
+        """Replace the worker, which should have said something; the message of its end."""
+        self._replace_worker()
+        return {"ended": f"the check worker was silent for {SILENCE_S:g} s and was replaced"}
 
     def _hang_up(self) -> None:
         """Close the socket, upon which the worker ends the child; works when a forked process has a copy of it, too."""
@@ -167,7 +179,7 @@ class _Grading:
         """The child's result. When this returns or raises, the child has ended."""
         result: dict[str, Any] | None = None
         while True:
-            message = self._next(reader)
+            message = self._next(reader) if result is None else self._ending(reader)
             match message:
                 case {"ask": _} | {"result": _} if reader.sender != self._child:
                     continue  # a process that the test has started has no say
@@ -198,12 +210,19 @@ class _Grading:
             if message is not None:
                 return message
 
+    def _ending(self, reader: FrameReader) -> dict[str, Any]:
+        """The server's message about the end of a child that has given its result."""
+        try:
+            return reader.read(SILENCE_S) or self._silence()
+        except (EOFError, ValueError):
+            return {"ended": "the check worker has ended"}
+
     def _end_child(self, reader: FrameReader) -> None:
         """Close the request, and wait until the worker has ended the child."""
         assert self._sock is not None
         with contextlib.suppress(OSError, EOFError, ValueError):
             self._sock.shutdown(socket.SHUT_WR)
-            while (message := reader.read(_BEGIN_TIMEOUT_S)) is not None and "ended" not in message:
+            while "ended" not in (reader.read(SILENCE_S) or self._silence()):
                 pass
 
     def _answer_in_thread(self, number: int, whom: str, method: str, arguments: list[Any]) -> None:

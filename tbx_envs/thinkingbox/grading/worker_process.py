@@ -1,27 +1,29 @@
-"""The process of the check worker: started when it is first needed, and restarted when it has ended.
+"""The process of the check worker: started when it is first needed, and replaced when it has ended or is silent.
 
 It belongs to the process that started it; a forked process starts its own. It ends, and leaves nothing behind, when it
-is closed, when nothing refers to it any more, and when its owner ends in any way.
+is closed, when nothing refers to it any more, and when its owner ends in any way (`tbx_envs.thinkingbox.supervision`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tbx_envs.errors import CheckFault
 from tbx_envs.handed_down import handed_down, hide_environment
+from tbx_envs.thinkingbox.supervision import children
+from tbx_envs.thinkingbox.supervision.program import Program
 
 _PROGRAM = Path(__file__).parent / "worker"
 _START_TIMEOUT_S = 60.0
@@ -42,8 +44,8 @@ class WorkerProcess:
         self._lock = threading.Lock()
         self._owner = os.getpid()
 
-    def connect(self) -> socket.socket:
-        """A socket to a new child; closing it ends the child.
+    def connect(self) -> Connection:
+        """A connection to a new child.
 
         Raises:
             CheckFault: the worker does not start.
@@ -51,22 +53,30 @@ class WorkerProcess:
         ours, its = socket.socketpair()
         try:
             with its:
-                self._hand_over(its)
+                running = self._hand_over(its)
         except BaseException:
             ours.close()
             raise
-        return ours
+        return Connection(ours, lambda: self._replace(running))
 
-    def _hand_over(self, sock: socket.socket) -> None:
+    def _replace(self, silent: _Running) -> None:
+        """End a run of the program that does not answer; the next grade starts another."""
+        with self._lock:
+            silent.kill()
+            if self._running is silent:
+                self._running = None
+
+    def _hand_over(self, sock: socket.socket) -> _Running:
         if self._owner != os.getpid():  # forked: the lock may be held by a thread of the parent
             self._lock, self._running, self._owner = threading.Lock(), None, os.getpid()
         with self._lock:
             if self._running is not None and self._running.hand_over(sock):
-                return
+                return self._running
             self._end()
             self._running = _Running(self._settings)
             if not self._running.hand_over(sock):
                 raise CheckFault(f"the check worker ended at once: {self._running.last_words()}")
+            return self._running
 
     def close(self) -> None:
         """End the worker and all grades; it is started again when it is needed."""
@@ -82,7 +92,20 @@ class WorkerProcess:
     @property
     def pid(self) -> int | None:
         """Id of the running worker's process; None when none is running."""
-        return None if self._running is None else self._running.process.pid
+        return None if self._running is None else self._running.program.pid
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Connection:
+    """The way to the child of one grade.
+
+    Attributes:
+        sock: socket to it; closing it ends the child.
+        replace_worker: function to call when the worker does not answer any more: it is ended, with all grades.
+    """
+
+    sock: socket.socket
+    replace_worker: Callable[[], None]
 
 
 class _Running:
@@ -92,21 +115,23 @@ class _Running:
         self.folder = tempfile.mkdtemp(prefix="tbx-check-")
         self._log = os.path.join(self.folder, "worker.log")
         hide_environment()
-        self.control, its = socket.socketpair()
-        with its, open(self._log, "wb") as log:
-            arguments = [str(its.fileno()), json.dumps({**settings, "folder": self.folder})]
-            self.process = subprocess.Popen(
-                [sys.executable, str(_PROGRAM), *arguments],
-                stdin=subprocess.DEVNULL,
+        given = json.dumps({**settings, "folder": self.folder, "children": children.__file__})
+        with open(self._log, "wb") as log:
+            self.program = Program(
+                lambda control: [sys.executable, str(_PROGRAM), str(control), given],
+                cwd=self.folder,
+                env={"PYTHONHASHSEED": "0", **handed_down()},
                 stdout=log,
                 stderr=log,
-                pass_fds=[its.fileno()],
-                env={"PYTHONHASHSEED": "0", **handed_down()},
-                cwd=self.folder,
-                start_new_session=True,  # an interrupt typed in a terminal is for this process alone
             )
-        self.end = weakref.finalize(self, _end, self.process, self.control, self.folder, os.getpid())
+        self.control = self.program.control
+        self.end = weakref.finalize(self, _end, self.program, self.folder, os.getpid())
         self._wait_until_ready()
+
+    def kill(self) -> None:
+        """End it at once, with what it has started: it does not obey any more."""
+        self.program.kill()
+        self.end()
 
     def _wait_until_ready(self) -> None:
         self.control.settimeout(_START_TIMEOUT_S)
@@ -134,17 +159,10 @@ class _Running:
         return "it said nothing"
 
 
-def _end(process: subprocess.Popen[bytes], control: socket.socket, folder: str, owner: int) -> None:
+def _end(program: Program, folder: str, owner: int) -> None:
     if owner != os.getpid():  # a forked copy: the worker belongs to the parent
-        control.close()
-        process.returncode = 0
+        program.forget()
         return
-    with contextlib.suppress(OSError):
-        control.shutdown(socket.SHUT_RDWR)  # takes effect at once, even if a forked process has a copy of the socket
-    control.close()
-    try:
-        process.wait(_END_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    program.hang_up()
+    program.wait(_END_TIMEOUT_S)
     shutil.rmtree(folder, ignore_errors=True)

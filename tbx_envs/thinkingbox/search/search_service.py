@@ -1,84 +1,73 @@
 """A stand-in for the search service that the benchmark's servers expect on 127.0.0.1:8108.
 
 Those servers use Typesense: they create a collection for each session, add a document for each chapter of the rules,
-search, and delete the collection. `ensure_search_service` answers their five requests with `KnowledgeBase` from a
-thread of this process, unless a service answers there already: then that one is used, and never stopped by us.
+search, and delete the collection. `ensure_search_service` answers their requests with `KnowledgeBase`, unless a service
+answers there already: then that one is used, and a foreign one is never stopped by us.
 
-    GET    /collections/{name}              200, or 404
-    POST   /collections                     201, or 409 where the name is taken
-    POST   /collections/{name}/documents    201
-    POST   /multi_search                    200
-    DELETE /collections/{name}              200, or 404
-    GET    /health                          200, {"ok": true, "service": ..., "instance": ...}
-
-Any API key is accepted, and the service listens on loopback only. Collections are independent. Collections that are
-never deleted (by a server that was killed) are evicted when there are too many, least recently used first. A search in
-an unknown collection is 404 as a whole, where Typesense answers 200 and hides it: a missing collection must not look
-like rules without a match.
+The stand-in is a process of its own (`stand_in`), which belongs to all who use it: each holds a connection to it, its
+*lease*, and it ends when the last lease is closed. A lease is closed by the system when its holder ends in any way, so
+no user takes the service away from others, and nothing is left after the last one. The first to need it starts it; of
+two that do so at the same time, one gets the port, and the other a lease.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import http.client
-import http.server
 import json
 import os
 import socket
-import socketserver
+import subprocess
+import sys
 import threading
-import urllib.parse
-import uuid
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from tbx_envs.doors import MAX_JSON_DEPTH, read_json
 from tbx_envs.errors import ConfigError
-from tbx_envs.thinkingbox.search.search_collections import Collections, RequestError
+from tbx_envs.thinkingbox.search.stand_in import LEASE_PATH, NAME
 from tbx_envs.web import addresses
-from tbx_envs.web.bodies import BodyTooLarge, refuse_length
-from tbx_envs.web.local_requests import why_foreign
 
 HOST, PORT = "127.0.0.1", 8108
-MAX_BODY_BYTES = 32 * 2**20
 PROBE_TIMEOUT_S = 15.0  # the service's process may be busy
-# For a connection that a session leaves open; each costs a thread.
-IDLE_TIMEOUT_S = 600.0
-NAME = "tbx"
+_START_TIMEOUT_S = 60.0
+_END_TIMEOUT_S = 10.0
+_NUM_TRIES = 5  # another process may start or end the stand-in between two steps of ours
+_PROGRAM = Path(__file__).with_name("stand_in.py")
+_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
 class SearchService:
-    """A search service in use: our stand-in or a foreign service.
+    """A search service in use: a stand-in or a foreign service.
 
     Attributes:
         host, port, url: address of the service.
-        ours: True for the stand-in of this process.
+        ours: True for a stand-in that this process holds a lease of, started by any process.
         instance: id of the stand-in; "" for another kind of service.
     """
 
-    def __init__(self, host: str, port: int, instance: str, stand_in: _StandIn | None) -> None:
+    def __init__(self, host: str, port: int, instance: str, lease: _Lease | None) -> None:
         self.host, self.port, self.instance = host, port, instance
         self.url = addresses.url(host, port)
-        self.ours = stand_in is not None
-        self._stand_in = stand_in
+        self.ours = lease is not None
+        self._lease = lease
         self._process = os.getpid()
 
     def answers(self) -> bool:
-        """Whether the same service still answers; the collections of one that has ended are lost."""
-        stand_in = self._stand_in
-        if stand_in is not None:
-            return self._process == os.getpid() and stand_in.is_alive
+        """Whether the same service is still there; the collections of one that has ended are lost."""
+        if self._process != os.getpid() and self.ours:
+            return False
+        if self._lease is not None:
+            return self._lease.is_held()
         try:
-            return _probe(self.host, self.port) == self.instance
+            return not self.ours and _probe(self.host, self.port) == self.instance
         except ConfigError:
             return False
 
     def close(self) -> None:
-        """Release it: our stand-in ends with its last user. A second call, or one in a forked child, does nothing."""
-        stand_in, self._stand_in = self._stand_in, None
-        if stand_in is not None and self._process == os.getpid():
-            _release(stand_in)
+        """Release it: a stand-in ends with its last user. A second call, or one in a forked child, does nothing."""
+        lease, self._lease = self._lease, None
+        if lease is not None and self._process == os.getpid():
+            _release(lease)
 
     def __enter__(self) -> SearchService:
         return self
@@ -100,20 +89,23 @@ def ensure_search_service(host: str = HOST, port: int = PORT) -> SearchService:
             f"the search service was requested on '{host}'; it has no access control, so it listens on loopback only. "
             f"Use 127.0.0.1."
         )
-    # Another process may start or end its stand-in between our probe and our bind.
-    for _ in range(5):
+    for _ in range(_NUM_TRIES):
         with _lock:
-            stand_in = _running.get((host, port))
-            if stand_in is not None:
-                stand_in.users += 1
-                return SearchService(host, stand_in.port, stand_in.instance, stand_in)
-            with contextlib.suppress(_PortTaken):
-                stand_in = _StandIn(host, port)
-                _running[host, stand_in.port] = stand_in
-                return SearchService(host, stand_in.port, stand_in.instance, stand_in)
-        instance = _probe(host, port)
-        if instance is not None:
-            return SearchService(host, port, instance, None)
+            lease = _leases.get((host, port))
+            if lease is None or not lease.is_held():
+                instance = None if port == 0 else _probe(host, port)
+                if instance is None:
+                    lease = _started(host, port)
+                else:
+                    lease = _joined(host, port) if instance else None
+                    if lease is None:
+                        if _probe(host, port) == instance:  # foreign, or of a version without leases
+                            return SearchService(host, port, instance, None)
+                        continue
+            if lease is not None:
+                _leases[host, lease.port] = lease
+                lease.users += 1
+                return SearchService(host, lease.port, lease.instance, lease)
     raise ConfigError(
         f"no search service could be started on {host}:{port}: the port is in use, but the program that uses it cuts "
         f"connections. Find that program (`ss -ltnp 'sport = :{port}'`) and end it, or wait."
@@ -154,184 +146,123 @@ def _not_a_service(host: str, port: int, answered: str) -> ConfigError:
     )
 
 
-class _PortTaken(Exception):
-    pass
+# --- leases -------------------------------------------------------------------------------------------------
 
 
-class _StandIn:
-    """The HTTP server with its threads. `users` is guarded by the module's lock."""
+class _Lease:
+    """This process's connection to a stand-in. `users` is guarded by the module's lock."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self.users = 1
-        self.closed = False
-        self.instance = uuid.uuid4().hex
-        collections = Collections()
-        handler = type("Handler", (_Handler,), {"collections": collections, "instance": self.instance})
+    def __init__(self, host: str, port: int, terms: dict[str, Any], sock: socket.socket) -> None:
+        self.users = 0
+        self.host, self.port = host, port
+        self.instance, self.pid = str(terms["instance"]), int(terms["pid"])
+        self._sock = sock
+
+    def is_held(self) -> bool:
+        """Whether the stand-in is there: it says nothing on this connection until it ends."""
         try:
-            self.server = _Server((host, port), handler)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise _PortTaken from error
-            raise ConfigError(f"the search service cannot listen on {host}:{port}: {error.strerror}.") from error
-        self.host, self.port = host, self.server.server_address[1]
-        self.collections = collections
-        self._thread = threading.Thread(
-            target=self.server.serve_forever, kwargs={"poll_interval": 0.1}, name="tbx-search", daemon=True
-        )
-        self._thread.start()
-
-    @property
-    def is_alive(self) -> bool:
-        return not self.closed and self._thread.is_alive()
+            return bool(self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
 
     def close(self) -> None:
-        self.closed = True
-        self.server.shutdown()
-        self._thread.join()
-        self.server.server_close()
-        self.server.end_connections()
+        """Give it back, and wait until the stand-in has taken note: after the last it is exiting."""
+        with self._sock, contextlib.suppress(OSError):
+            self._sock.settimeout(_END_TIMEOUT_S)
+            self._sock.shutdown(socket.SHUT_WR)
+            while self._sock.recv(4096):
+                pass
+
+    def forget(self) -> None:
+        """In a forked child: close the copy of the connection, which would keep the stand-in alive."""
+        descriptor = self._sock.detach()
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 _lock = threading.Lock()
-_running: dict[tuple[str, int], _StandIn] = {}
+_leases: dict[tuple[str, int], _Lease] = {}
 
 
-def _release(stand_in: _StandIn) -> None:
+def _started(host: str, port: int) -> _Lease | None:
+    """The first lease of a new stand-in; None when the port is taken.
+
+    Raises:
+        ConfigError: it cannot listen there, or did not start.
+    """
+    ours, its = socket.socketpair()
+    with its:
+        subprocess.run(  # ends at once: the stand-in is its child, and nobody's afterwards
+            [sys.executable, "-I", "-S", str(_PROGRAM), str(its.fileno()), host, str(port)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[its.fileno()],
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+            cwd="/",
+            start_new_session=True,
+            check=False,
+        )
+    try:
+        said = _first_line(ours)
+        if said.get("port"):
+            return _Lease(host, said["port"], said, ours)
+    except BaseException:
+        ours.close()
+        raise
+    ours.close()
+    if said.get("taken"):
+        return None
+    raise ConfigError(f"the search service cannot listen on {host}:{port}: {said.get('why', 'it ended at once')}.")
+
+
+def _first_line(sock: socket.socket) -> dict[str, Any]:
+    sock.settimeout(_START_TIMEOUT_S)
+    data = b""
+    with contextlib.suppress(OSError):
+        while not data.endswith(b"\n") and (more := sock.recv(4096)):
+            data += more
+    sock.settimeout(None)
+    return json.loads(data) if data.endswith(b"\n") else {}
+
+
+def _joined(host: str, port: int) -> _Lease | None:
+    """A lease of the stand-in that is there; None when it gives none, since it is just ending or has no leases."""
+    sock = None
+    try:
+        sock = socket.create_connection((host, port), timeout=PROBE_TIMEOUT_S)
+        sock.sendall(f"GET {LEASE_PATH} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        response = http.client.HTTPResponse(sock)
+        response.begin()
+        said = json.loads(response.read())
+        if response.status == 200:
+            sock.settimeout(None)
+            return _Lease(host, port, said, sock)
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+        pass
+    if sock is not None:
+        sock.close()
+    return None
+
+
+def _release(lease: _Lease) -> None:
     with _lock:
-        stand_in.users -= 1
-        if stand_in.users > 0:
+        lease.users -= 1
+        if lease.users > 0:
             return
-        _running.pop((stand_in.host, stand_in.port), None)
-        stand_in.close()
+        if _leases.get((lease.host, lease.port)) is lease:
+            del _leases[lease.host, lease.port]
+        lease.close()
 
 
 def _forget_in_child() -> None:
-    """A forked child has our sockets but not our threads: open sockets would keep the port and never answer."""
     global _lock
     _lock = threading.Lock()
-    for stand_in in _running.values():
-        stand_in.server.drop_sockets()
-    _running.clear()
+    for lease in _leases.values():
+        lease.forget()
+    _leases.clear()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
-
-
-class _Server(http.server.ThreadingHTTPServer):
-    """Tracks its connections, so that it can end them while handlers wait for the next request."""
-
-    request_queue_size = 1024
-    allow_reuse_port = False  # two stand-ins on one port would each answer some of the requests
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], handler: type[http.server.BaseHTTPRequestHandler]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._connections: dict[socket.socket, threading.Thread] = {}
-        super().__init__(address, handler)
-
-    def server_bind(self) -> None:
-        socketserver.TCPServer.server_bind(self)  # HTTPServer.server_bind asks DNS for our own name
-        self.server_name, self.server_port = self.socket.getsockname()[:2]
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        thread = threading.Thread(
-            target=self.process_request_thread, args=(request, client_address), name="tbx-search-client", daemon=True
-        )
-        self._connections[request] = thread
-        thread.start()
-
-    def shutdown_request(self, request: Any) -> None:
-        super().shutdown_request(request)
-        self._connections.pop(request, None)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Prints nothing: sessions that are killed cut their connections."""
-
-    def end_connections(self) -> None:
-        for connection, thread in list(self._connections.items()):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-            thread.join()
-
-    def drop_sockets(self) -> None:
-        for inherited in (self.socket, *self._connections):
-            # Not close(), which waits for the handler's files on the same socket.
-            descriptor = inherited.detach()
-            if descriptor >= 0:
-                os.close(descriptor)
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    collections: Collections
-    instance: str
-    protocol_version = "HTTP/1.1"
-    # Head and body are sent in one packet: a second packet would wait for the client's delayed acknowledgement.
-    wbufsize = -1
-    disable_nagle_algorithm = True
-    timeout = IDLE_TIMEOUT_S
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
-
-    def _answer(self) -> None:
-        try:
-            self._refuse_foreign()
-            body = self._body()
-            path, _, query = self.path.partition("?")
-            steps = [urllib.parse.unquote(step) for step in path.strip("/").split("/")]
-            if (self.command, steps) == ("GET", ["health"]):
-                self._send(200, {"ok": True, "service": NAME, "instance": self.instance})
-                return
-            status, answer = self.collections.answer(self.command, steps, dict(urllib.parse.parse_qsl(query)), body)
-            self._send(status, answer)
-        except RequestError as error:
-            self._send(error.status, {"message": error.message})
-
-    def _refuse_foreign(self) -> None:
-        """Check that no web page sent the request (`tbx_envs.web.local_requests`).
-
-        Raises:
-            RequestError: one may have.
-        """
-        host, origin, site = (self.headers.get_all(name, []) for name in ("Host", "Origin", "Sec-Fetch-Site"))
-        if reason := why_foreign(host, origin, site, port=self.connection.getsockname()[1]):
-            self.close_connection = True  # its body is not read
-            raise RequestError(403, reason)
-
-    def _body(self) -> Any:
-        if "chunked" in self.headers.get("Transfer-Encoding", ""):
-            self.close_connection = True
-            raise RequestError(411, "a body needs a Content-Length.")
-        length = self.headers.get("Content-Length", "0")
-        try:
-            refuse_length(length, MAX_BODY_BYTES)
-        except BodyTooLarge as error:
-            self.close_connection = True
-            raise RequestError(413, f"{error}.") from error
-        data = self.rfile.read(int(length))
-        if not data:
-            return None
-        try:
-            return read_json(data, max_depth=MAX_JSON_DEPTH)
-        except ValueError as error:
-            raise RequestError(400, f"the body is no JSON: {error}") from error
-
-    def _send(self, status: int, answer: Mapping[str, Any]) -> None:
-        data = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(data)
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Errors of the base class (a broken request line, an unknown method), also as JSON."""
-        self.close_connection = True
-        self._send(404 if code == 501 else code, {"message": message or http.client.responses.get(code, "")})
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not logged."""

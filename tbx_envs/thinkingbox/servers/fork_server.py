@@ -1,7 +1,8 @@
 """Starts the processes of a server's sessions: imports the server once and forks it for each, or runs its command.
 
 A program of the standard library only, run as a file by the servers' own interpreter (any Python from 3.10), where tbx
-is not installed; only setting a clock needs a package there (`server_clock`):
+is not installed; only setting a clock needs a package there (`server_clock`). It is a program under supervision
+(`tbx_envs.thinkingbox.supervision`):
 
     python fork_server.py serve FD CONFIG    obey the control socket FD (below) until it is closed
     python fork_server.py run CONFIG         be one session's process, with its clock set
@@ -18,9 +19,9 @@ each with two descriptors, the session's socket (its stdin and stdout) and its s
 exist; no_clock: with `look`, why its clock cannot be set, or null),
 `{"started": number, "pid": ...}` or `{"failed": number, "why": ...}`, `{"ended": pid, "status": wait status}`.
 
-Invariants: every process leads its own session and is killed with its whole process group; none outlives this program,
-and this program ends, and ends all of them, when the control socket is closed. So nothing is left when tbx is killed in
-any way.
+Invariants: every process is ended with all that it started (`supervision.children`); none outlives this program, and
+this program ends, and ends all of them, when the control socket is closed. So nothing is left when tbx is killed in any
+way.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ import __future__
 
 import ast
 import contextlib
-import ctypes
 import gc
 import importlib.util
 import json
@@ -48,7 +48,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _REHEARSAL_S = 20.0  # if a server takes longer to list its tools, the rehearsal is given up
 _END_S = 2.0  # for killed processes to end
 _TRACEBACK_LINES = 12
@@ -74,7 +73,8 @@ def main(arguments: list[str]) -> None:
         _run(json.loads(rest[0]))
     control = socket.socket(fileno=int(rest[0]))
     control.set_inheritable(False)
-    _die_with_parent()  # while importing; later the control socket is closed
+    children.die_with_parent()  # while importing; later the control socket is closed
+    children.adopt_orphans()
     _Server(control, json.loads(rest[1])).serve()
 
 
@@ -229,18 +229,24 @@ def _import_script(file: str) -> Any:
     return module
 
 
-def _load_clock() -> Any:
-    """The module beside this file, under a name that no module of a server has."""
-    name = "_tbx_server_clock"
+def _load(path: str) -> Any:
+    """A module of tbx, given its path from this file's folder, under a name that no module of a server has."""
+    name = f"_tbx_{os.path.splitext(os.path.basename(path))[0]}"
     if name in sys.modules:
         return sys.modules[name]
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "server_clock.py")
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(os.path.abspath(__file__)), path))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _load_clock() -> Any:
+    return _load("server_clock.py")
+
+
+children = _load(os.path.join(os.pardir, "supervision", "children.py"))
 
 
 def _preload_clock() -> None:
@@ -320,8 +326,7 @@ class _Server:
             end.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self.wake_write.fileno(), warn_on_full_buffer=False)
-        _prctl(_PR_SET_PDEATHSIG, 0)
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        children.die_with_parent(False)
         buffer = b""
         with selectors.DefaultSelector() as selector:
             self.selector = selector
@@ -372,7 +377,7 @@ class _Server:
     def _obey(self, request: dict[str, Any]) -> None:
         if "kill" in request:
             if request["kill"] in self.live:
-                _kill_group(request["kill"])
+                children.kill(request["kill"])
             return
         link, errors, *self.descriptors = self.descriptors
         if request.get("clock"):
@@ -410,22 +415,14 @@ class _Server:
             pass
 
     def _reap(self) -> None:
-        """Collect processes that have ended, and kill what is left of their groups."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        """Collect processes that have ended, and kill what they left."""
+        for pid, status in children.take_ended():
             if pid in self.trials:
                 self._import_tried(self.trials.pop(pid), status)
             elif pid in self.live:
                 self.live.discard(pid)
-                _kill_group(pid)
                 self._say(ended=pid, status=status)
-                if not self.live:
-                    _kill_adopted(set(self.trials))
+        children.kill_left(self.live | set(self.trials))
 
     def _try_imports(self, names: list[str]) -> None:
         """Let a fork import what a session imported late, to test whether this process could and stay forkable."""
@@ -455,16 +452,7 @@ class _Server:
 
     def _end(self) -> NoReturn:
         """Kill everything and end."""
-        deadline = time.monotonic() + _END_S
-        for pid in self.live | set(self.trials):
-            _kill_group(pid)
-        while time.monotonic() < deadline:
-            _kill_adopted(self.live)
-            try:
-                if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                    time.sleep(0.002)
-            except ChildProcessError:
-                break
+        children.end_all(self.live | set(self.trials), _END_S)
         os._exit(0)
 
     def _say(self, **message: Any) -> None:
@@ -474,10 +462,7 @@ class _Server:
 
 def _enter_process(parent: int, link: int, errors: int, ours: list[socket.socket]) -> None:
     """Right after the fork: start a session, use its own descriptors, close this program's."""
-    os.setsid()
-    _die_with_parent()
-    if os.getppid() != parent:
-        os._exit(1)
+    children.begin(parent)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.dup2(link, 0)
@@ -595,8 +580,8 @@ def _require_forkable(before: set[int]) -> None:
     if threading.active_count() > 1:
         names = sorted(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
         raise CannotFork(f"its import started threads ({', '.join(names)}), which a fork does not copy")
-    if children := _children():
-        raise CannotFork(f"its import started processes ({sorted(children)}), which the forks would not have")
+    if started := children.children():
+        raise CannotFork(f"its import started processes ({sorted(started)}), which the forks would not have")
     for descriptor in sorted(_descriptors() - before):
         if kind := _shared_by_fork(descriptor):
             raise CannotFork(f"its import left open {kind}, which all forks would share")
@@ -666,8 +651,7 @@ def _rehearsal(program: Program, control: socket.socket) -> list[str]:
     finally:
         ours.close()
         os.close(names_read)
-        _kill_group(pid)
-        os.waitpid(pid, 0)
+        children.end_all([pid], _END_S)
     return told.decode().split()
 
 
@@ -720,39 +704,6 @@ def _fork() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
-
-
-def _die_with_parent() -> None:
-    """Get killed when the parent ends in any way. On other systems than Linux only the control socket tells."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _kill_group(pid: int) -> None:
-    """Kill a session's process and its whole group. The process itself, too, since it may not lead its group yet."""
-    for kill in (os.kill, os.killpg):
-        try:
-            kill(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            continue
-
-
-def _kill_adopted(live: set[int]) -> None:
-    """Kill processes that left their group and whose parent ended, which makes them children of this program."""
-    for pid in _children() - live:
-        _kill_group(pid)
-
-
-def _children() -> set[int]:
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            return {int(pid) for pid in file.read().split()}
-    except OSError:  # a kernel without this file
-        return set()
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """Starts the processes of one server's sessions, through a separate program (`fork_server`) that ends with this one.
 
-Everything here runs in the thread of one event loop. With `fork` the program imports the server once and forks it for
-each session; with `spawn` it runs the server's command for each session. A server that cannot be forked is spawned, and
-a log line says why. Both give a process a socket as stdin and stdout, a pipe as stderr, and a process group of its own.
+Everything here runs in the thread of one event loop. The program is one under supervision
+(`tbx_envs.thinkingbox.supervision`); one that no longer answers is replaced. With `fork` it imports the server once and
+forks it for each session; with `spawn` it runs the server's command for each session. A server that cannot be forked is
+spawned, and a log line says why. Both give a process a socket as stdin and stdout, and a pipe as stderr.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import logging
@@ -16,7 +16,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -28,6 +27,8 @@ from tbx_envs.handed_down import hide_environment, missing_hint
 from tbx_envs.thinkingbox.servers.foreign_tools import Listing
 from tbx_envs.thinkingbox.servers.server_clock import REQUIREMENT
 from tbx_envs.thinkingbox.servers.servers_file import ProcessServer
+from tbx_envs.thinkingbox.supervision import children
+from tbx_envs.thinkingbox.supervision.program import SILENCE_S, Program
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ PROGRAM = Path(__file__).with_name("fork_server.py")
 
 _TAIL_BYTES = 4000  # length of the end of stderr that is kept
 _END_S = 3.0  # for the program to end once its control socket is closed
+_IMPORT_S = 600.0  # for a server to be imported; sessions that wait for it have a limit of their own
 _PLAIN_OPTIONS = frozenset("bBdEIOPqsSuv")  # options of the interpreter that take no argument
 
 
@@ -155,6 +157,13 @@ class Launcher:
             ToolFault: the server cannot be imported, or no process could be created.
             ConfigError: its command cannot be run, or its module does not exist.
         """
+        try:
+            return await self._start_process(clock)
+        except _Silent as silence:  # it cannot have started anything that is known to anyone: ask another program
+            logger.warning("server '%s': %s", self.server.name, silence)
+            return await self._start_process(clock)
+
+    async def _start_process(self, clock: ClockSetting | None) -> ServerProcess:
         program = await self._running_program()
         if self.how == "fork":
             return await program.start(self, {"clock": None if clock is None else dataclasses.asdict(clock)})
@@ -228,7 +237,11 @@ class Launcher:
         else:
             program = _Program(self.server, [sys.executable, "-I", "-S"], {})
         try:
-            ready = await program.ready
+            async with asyncio.timeout(_IMPORT_S):
+                ready = await program.ready
+        except TimeoutError:
+            await program.close()
+            raise ToolFault(f"server '{self.server.name}' cannot start: not imported after {_IMPORT_S:g} s.") from None
         except BaseException:
             await program.close()
             raise
@@ -250,6 +263,10 @@ class Launcher:
         self.how = "spawn"
 
 
+class _Silent(ToolFault):
+    """A program did not answer a request; it has been killed."""
+
+
 class _Program:
     """A running `fork_server`.
 
@@ -268,30 +285,23 @@ class _Program:
         self._live: dict[int, asyncio.Future[int | None]] = {}
         self._number = 0
         self._buffer = b""
-        self._process, self._control, self._errors = self._run(interpreter, config)
+        self._program, self._errors = self._run(interpreter, config)
+        self._control = self._program.control
         self._loop.add_reader(self._control.fileno(), self._receive)
 
-    def _run(
-        self, interpreter: list[str], config: Mapping[str, Any]
-    ) -> tuple[subprocess.Popen[bytes], socket.socket, ErrorTail]:
-        ours, theirs = socket.socketpair()
+    def _run(self, interpreter: list[str], config: Mapping[str, Any]) -> tuple[Program, ErrorTail]:
         errors_read, errors_write = os.pipe()
         hide_environment()
-        command = [*interpreter, str(PROGRAM), "serve", str(theirs.fileno()), json.dumps(config)]
         try:
             with _printed_file() as printed:
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=printed,
-                    stderr=errors_write,
-                    pass_fds=[theirs.fileno()],
+                program = Program(
+                    lambda control: [*interpreter, str(PROGRAM), "serve", str(control), json.dumps(config)],
                     cwd=self._server.cwd,
                     env=self._server.environment(),
-                    start_new_session=True,
+                    stdout=printed,
+                    stderr=errors_write,
                 )
         except OSError as error:
-            ours.close()
             os.close(errors_read)
             raise ConfigError(
                 f"server '{self._server.name}' cannot be started with {interpreter[0]} in "
@@ -299,10 +309,9 @@ class _Program:
                 f"interpreter of the servers."
             ) from error
         finally:
-            theirs.close()
             os.close(errors_write)
-        ours.setblocking(False)
-        return process, ours, ErrorTail(self._loop, errors_read)
+        program.control.setblocking(False)
+        return program, ErrorTail(self._loop, errors_read)
 
     async def start(self, launcher: Launcher, request: Mapping[str, Any]) -> ServerProcess:
         self._number += 1
@@ -311,8 +320,13 @@ class _Program:
         ours, theirs = socket.socketpair()
         errors_read, errors_write = os.pipe()
         try:
-            await self._send({"start": number, **request}, [theirs.fileno(), errors_write])
-            pid, ended = await answer
+            async with asyncio.timeout(SILENCE_S):
+                await self._send({"start": number, **request}, [theirs.fileno(), errors_write])
+                pid, ended = await answer
+        except TimeoutError:
+            ours.close()
+            os.close(errors_read)
+            raise self._silenced() from None
         except BaseException:
             ours.close()
             os.close(errors_read)
@@ -330,25 +344,29 @@ class _Program:
         try:
             self._control.send(json.dumps({"kill": pid}).encode() + b"\n")
         except OSError:  # the program has ended or is too busy; `pid` has not been reaped, or only a moment ago
-            _kill_group(pid)
+            children.kill(pid)
+
+    def _silenced(self) -> _Silent:
+        """Kill the program, which does not answer: its sessions are void."""
+        self._program.kill()
+        self._lose(why := f"its program did not answer within {SILENCE_S:g} s and was killed")
+        return _Silent(f"server '{self._server.name}' cannot start: {why}.")
 
     async def close(self) -> None:
         """End the program; all its processes have ended afterwards."""
         if not self._listens or self.gone:  # it may be in the middle of an import
-            self._process.kill()
+            self._program.kill()
         self._lose("it was closed")
         deadline = self._loop.time() + _END_S
-        while self._process.poll() is None:
+        while not self._program.has_ended():
             if self._loop.time() > deadline:
-                self._process.kill()
+                self._program.kill()
             await asyncio.sleep(0.002)
         self._errors.close()
 
     def forget(self) -> None:
-        if self._control.fileno() >= 0:
-            os.close(self._control.detach())
+        self._program.forget()
         self._errors.forget()
-        self._process.returncode = 0  # the parent waits for it
 
     async def _send(self, message: Mapping[str, Any], descriptors: list[int]) -> None:
         data = json.dumps(message).encode() + b"\n"
@@ -403,9 +421,9 @@ class _Program:
             return
         self.gone = True
         self._loop.remove_reader(self._control.fileno())
-        self._control.close()
+        self._program.hang_up()
         for pid, ended in self._live.items():
-            _kill_group(pid)
+            children.kill(pid)
             if not ended.done():
                 ended.set_result(None)
         self._live.clear()
@@ -509,9 +527,3 @@ def _printed_file() -> IO[bytes]:
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("tbx-stdout"), "wb")
     return tempfile.TemporaryFile()
-
-
-def _kill_group(pid: int) -> None:
-    for kill in (os.kill, os.killpg):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)

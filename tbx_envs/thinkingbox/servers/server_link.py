@@ -24,6 +24,7 @@ from tbx_envs.thinkingbox.servers.foreign_tools import Listing, listing_of
 from tbx_envs.thinkingbox.servers.launcher import ClockSetting, Launcher, ServerProcess
 from tbx_envs.thinkingbox.servers.servers_file import RemoteServer
 from tbx_envs.thinkingbox.servers.wire import Completing, Wire
+from tbx_envs.thinkingbox.supervision import children
 from tbx_envs.version import __version__
 
 _CLIENT = types.Implementation(name="tbx", version=__version__)
@@ -128,6 +129,8 @@ class ServerLink:
                 await asyncio.wait([owner], timeout=_GRACE_S)
         if process is not None:
             await asyncio.wait([process.ended], timeout=_GRACE_S)
+            if not process.ended.done():  # the program that would kill it is stopped or stuck
+                children.kill(process.pid)
             process.errors.close()
 
     def forget(self) -> None:

@@ -143,6 +143,23 @@ class ServerPool:
         except _ServiceGone:  # it ended while the session was opened; nothing has been called yet
             return opened()
 
+    def tools(self, servers: Sequence[str]) -> tuple[ServedTool, ...]:
+        """The tools of servers, as a session lists them; nothing is initialised.
+
+        Raises:
+            ToolFault: a server was not started in time.
+            ConfigError: a server is not in the file, or cannot be started as configured.
+        """
+        require_servers(self.servers, servers)
+        session = PoolSession(self, uuid.uuid4().hex, None)
+        specs = {name: self.servers[name] for name in dict.fromkeys(servers)}
+        limit_s = self.start_timeout_s
+        try:
+            self._engine.run(lambda: session._connect(specs, None, limit_s), limit_s)
+        finally:
+            session.discard()
+        return session.tools
+
     def close(self) -> None:
         """End all sessions without teardown, and everything else that the pool has started."""
         self._finalizer()
@@ -267,8 +284,8 @@ class PoolSession:
             return
         self.discard()
         raise _ServiceGone(
-            f"the search service at {self._service.url}, which this session was opened with, has gone: the process "
-            f"that it belonged to has ended, or it was started anew. What the tools found there is lost. The episode "
+            f"the search service at {self._service.url}, which this session was opened with, has gone: it was "
+            f"ended, or started anew. What the tools found there is lost. The episode "
             f"is void and can be attempted again."
         ) from cause
 
@@ -308,6 +325,16 @@ class PoolSession:
     ) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit_s
+        await self._connect(specs, clock, limit_s)
+        results = await _all(
+            self._initialise(link, configs.get(link.name) or {}, deadline - loop.time())
+            for link in self._links.values()
+        )
+        self.init_result = dict(zip(self._links, results, strict=True))
+
+    async def _connect(self, specs: Mapping[str, ServerSpec], clock: ClockSetting | None, limit_s: float) -> None:
+        """Start the servers and list their tools."""
+        deadline = asyncio.get_running_loop().time() + limit_s
         for name, spec in specs.items():
             self._links[name] = self._engine.link(name, spec, clock)
         await _all(link.open(deadline) for link in self._links.values())
@@ -316,11 +343,6 @@ class PoolSession:
             served.update((tool.name, tool) for tool in link.listing.tools)
         self.tools = tuple(served.values())
         self._owners.update((tool.name, tool.server) for tool in self.tools)
-        results = await _all(
-            self._initialise(link, configs.get(link.name) or {}, deadline - loop.time())
-            for link in self._links.values()
-        )
-        self.init_result = dict(zip(self._links, results, strict=True))
 
     async def _initialise(self, link: ServerLink, config: Mapping[str, Any], limit_s: float) -> Mapping[str, Any]:
         if INIT not in link.listing.names:
@@ -406,8 +428,7 @@ class _Engine:
     def search_service(self, port: int) -> SearchService | None:
         """A search service that answers, for a new session; None when the engine is not ours.
 
-        It is started for the first session and kept until the pool closes. When a foreign service was used instead
-        and has ended, another is found or started.
+        It is found or started for the first session and kept until the pool closes; one that has ended is replaced.
         """
         from tbx_envs.thinkingbox.search.search_service import ensure_search_service
 

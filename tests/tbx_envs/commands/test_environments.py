@@ -27,6 +27,7 @@ MODEL = "endpoint.base_url=http://127.0.0.1:9/v1"
 # Override -> the one option that it changes, and its value.
 PLAIN = {
     "environment.tool_timeout_s=7": ("tool_timeout_s", 7.0),
+    "environment.user_timeout_s=8": ("user_timeout_s", 8.0),
     "environment.check_timeout_s=11": ("check_timeout_s", 11.0),
     "environment.start=spawn": ("start", "spawn"),
     "environment.clock=2025-10-01T13:00:00": ("clock", datetime.datetime(2025, 10, 1, 13)),

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import queue
 import threading
 import time
 from typing import Annotated
@@ -147,6 +148,50 @@ def test_a_tool_cannot_swallow_being_abandoned(session_with):
     with pytest.raises(ToolFault):
         session_with(stubborn, timeout_s=LIMIT_S).call("stubborn", {})
     assert stopped.wait(30)
+
+
+@pytest.mark.parametrize("moment", ["in its tool", "at its answer", "at the end of its thread"])
+def test_a_call_that_is_given_up_at_any_moment_prints_nothing_and_its_thread_ends(
+    session_with, monkeypatch, caplog, moment
+):
+    """A thread that was told to end was hit by `ToolAbandoned` on its way out, and printed it over what was there."""
+
+    @tool(mutates=False)
+    def work(context: ToolContext) -> str:
+        """Go on until it is given up, if this is the moment."""
+        began.set()
+        while moment == "in its tool":
+            pass
+        return "done"
+
+    class Answers(queue.SimpleQueue):
+        def put(self, answer):
+            if moment == "at its answer" and answer != (None, None):
+                driver.abandon(session)
+            super().put(answer)
+
+    def new_loop():
+        loop = made()
+        if moment == "at the end of its thread":
+            loop.close = lambda: (driver.abandon(session), type(loop).close(loop))
+        return loop
+
+    made, printed, began = asyncio.new_event_loop, [], threading.Event()
+    monkeypatch.setattr(threading, "excepthook", printed.append)
+    monkeypatch.setattr(asyncio, "new_event_loop", new_loop)
+    session = session_with(work)
+    driver = in_process._Driver()
+    driver.replies = Answers()
+    driver.requests.put((session, "call_tool", ("work", {})))
+    if moment == "in its tool":
+        assert began.wait(30)
+        driver.abandon(session)
+    if moment == "at the end of its thread":
+        assert driver.replies.get(timeout=30)[1] is None
+        driver.requests.put(None)
+    driver.thread.join(30)
+    assert not driver.thread.is_alive()
+    assert printed == [] and caplog.records == []
 
 
 def test_it_works_inside_a_running_loop_and_from_several_threads(session_with):

@@ -1,6 +1,7 @@
 """Datasets in Gymnasium's registry: by a call, by the environment, in workers."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -15,7 +16,13 @@ from tbx_envs.evaluation.task_lists import select_tasks
 from tbx_envs.registration import env_id, uid_of
 from tbx_envs.sources import find_task, is_heldout_family
 from tbx_envs.thinkingbox import dataset as datasets
-from tbx_envs.thinkingbox.dataset import dataset_of, register_dataset, register_from_environment, registered_datasets
+from tbx_envs.thinkingbox.dataset import (
+    Dataset,
+    dataset_of,
+    register_dataset,
+    register_from_environment,
+    registered_datasets,
+)
 
 PROGRAM = """
 import json, sys, warnings
@@ -254,18 +261,24 @@ def test_an_empty_variable_names_nothing():
     assert registered_datasets() == () and datasets._broken == {}
 
 
-def test_spawned_workers_know_the_ids(bikeshop, monkeypatch):
+def test_spawned_workers_know_the_ids_of_what_was_registered_here(bikeshop):
     """A worker of Gymnasium's is a new process that imports tbx_envs and gets a spec."""
-    import multiprocessing
-
-    monkeypatch.setenv("TBX_DATASETS", str(bikeshop))
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        assert (
-            pool.apply(find_query, ("ThinkingBox/front_desk.py.test_refund_is_told-v0",))
-            == "I want 4 back for rental R1."
-        )
+    register_dataset(bikeshop)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        query = pool.apply(find_query, ("ThinkingBox/front_desk.py.test_refund_is_told-v0",))
+    assert query == "I want 4 back for rental R1."
 
 
 def find_query(name):
     return find_task(gymnasium.spec(name).kwargs["uid"]).query
+
+
+def test_what_was_registered_is_told_with_its_options_and_forgotten_with_them(bikeshop, monkeypatch):
+    uids = Dataset(bikeshop).uids()
+    register_dataset(bikeshop, name="shop", test_list=uids[:1], servers_python="python9")
+    told = dict(os.environ)
+    for name in ("_registered", "_owners", "_given"):
+        monkeypatch.setattr(datasets, name, {})
+    register_from_environment(told)
+    (again,) = registered_datasets()
+    assert (again.name, again.uids(), again.servers_python) == ("shop", uids[:1], "python9")

@@ -1,5 +1,7 @@
 """Grades of test code: verdicts, isolation, limits, and that nothing is left behind."""
 
+import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -15,6 +17,7 @@ from verdicts import CASES, code_of
 from tbx_envs.episode import CheckReport
 from tbx_envs.errors import CheckFault, ConfigError, EndpointError, EndpointRefused, ToolFault
 from tbx_envs.handed_down import ALLOWED
+from tbx_envs.thinkingbox.grading import test_code
 from tbx_envs.thinkingbox.grading.judge import EndpointJudge, YesJudge
 from tbx_envs.thinkingbox.grading.test_code import CheckWorker, entered_result
 
@@ -565,6 +568,100 @@ def test_a_forked_process_has_a_worker_of_its_own_and_leaves_that_of_its_parent_
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     assert grade(worker, code_of("pass")).passed and worker.pid == pid
+
+
+# Ways to leave the process group of a test; each sleeps for a number of seconds by which it is found.
+LEAVING = """
+import os, subprocess, sys
+
+def leave(seconds):
+    sleep = [sys.executable, "-S", "-c", f"import time; time.sleep({seconds})"]
+    subprocess.Popen(sleep, start_new_session=True)
+    for forks in (1, 2, 3):  # each parent ends at once, so that the last one is nobody's
+        if os.fork() == 0:
+            os.setsid()
+            if all(os.fork() == 0 for _ in range(forks - 1)):
+                os.execv(sleep[0], sleep)
+            os._exit(0)
+"""
+seconds_of_tests = itertools.count(610_001)
+
+
+def leaving(seconds, then):
+    """A test that leaves four processes, asks the judge, and ends as it is told."""
+    return code_of(f"{LEAVING}\nleave({seconds})\njudge.yesno('{seconds}')\n{then}")
+
+
+def sleeping(seconds):
+    """Ids of the living processes that sleep for that time."""
+    found = set()
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:  # a zombie's is empty
+            if f"time.sleep({seconds})".encode() in file.read():
+                found.add(pid)
+    return found
+
+
+@linux
+@pytest.mark.parametrize("end", ["pass", "assert False", "os.abort()", "1 / 0"])
+def test_no_process_that_a_test_started_outlives_its_grade(worker, end):
+    """Not even one that left the group and whose parents have ended; those of another grade live as long as it."""
+    first, other = next(seconds_of_tests), next(seconds_of_tests)
+    seen = {}
+
+    class Looking(YesJudge):
+        def yesno(self, question):
+            wait_until(lambda: len(sleeping(question)) == 4)
+            seen[question] = sleeping(question)
+            if question == str(other):  # while this one runs, another comes and goes
+                with contextlib.suppress(CheckFault):
+                    grade(worker, leaving(first, end), judge=self)
+                wait_until(lambda: not sleeping(first))
+                assert sleeping(other) == seen[question]
+            return True
+
+    assert grade(worker, leaving(other, "pass"), judge=Looking()).passed
+    assert set(seen) == {str(first), str(other)}
+    wait_until(lambda: not sleeping(other))
+
+
+@linux
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_no_process_that_a_test_started_outlives_its_worker(how):
+    seconds = next(seconds_of_tests)
+    with CheckWorker() as worker:
+
+        class Ending(YesJudge):
+            def yesno(self, question):
+                wait_until(lambda: len(sleeping(seconds)) == 4)
+                if how == "killed":
+                    os.kill(worker.pid, signal.SIGKILL)
+                else:
+                    worker.close()
+                return True
+
+        with pytest.raises(CheckFault):
+            grade(worker, leaving(seconds, "while 1: pass"), judge=Ending())
+    wait_until(lambda: not sleeping(seconds))
+
+
+@linux
+def test_a_worker_that_is_stopped_is_asked_once_and_replaced(monkeypatch):
+    monkeypatch.setattr(test_code, "SILENCE_S", 1.0)
+    silences = []
+    silence = test_code._Grading._silence
+    monkeypatch.setattr(test_code._Grading, "_silence", lambda self: silences.append(1) or silence(self))
+    stop = "import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)"
+    with CheckWorker() as worker:
+        grade(worker, code_of("pass"))
+        before = worker.pid
+        os.kill(before, signal.SIGSTOP)
+        assert [grade(worker, code_of("pass")).passed for _ in range(3)] == [True] * 3
+        assert silences == [1] and worker.pid != before and not is_running(before)
+        before = worker.pid
+        assert grade(worker, code_of(stop)).passed  # the verdict was there; its end was not told any more
+        assert grade(worker, code_of("pass")).passed
+        assert silences == [1, 1] and worker.pid != before and not is_running(before)
 
 
 def test_a_worker_that_cannot_start_says_so(monkeypatch):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
-import multiprocessing
 import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +24,8 @@ from mcp.client.stdio import stdio_client
 
 from tbx_envs.errors import ConfigError
 from tbx_envs.thinkingbox.search.search_collections import Collections, RequestError
-from tbx_envs.thinkingbox.search.search_service import SearchService, ensure_search_service
+from tbx_envs.thinkingbox.search.search_service import HOST, PORT, SearchService, ensure_search_service
+from tbx_envs.thinkingbox.search.stand_in import Server
 
 CHAPTERS = [
     ("refunds", "Refunds are paid within five days."),
@@ -259,10 +262,16 @@ def test_a_real_server_of_the_benchmark_searches_in_it_and_clears_up() -> None:
         snippets = json.loads(found.content[0].text)["snippets"]
         return filled, [snippet["source"] for snippet in snippets], len(collections)
 
-    with ensure_search_service() as service:
-        if service._stand_in is None:
-            pytest.skip("another search service answers on 8108, into which we cannot look")
-        assert anyio.run(session, service._stand_in.collections) == (1, ["bikes", "refunds"], 0)
+    try:
+        service = Server((HOST, PORT), Collections())
+    except OSError:
+        pytest.skip("another search service answers on 8108, into which we cannot look")
+    with service:
+        thread = threading.Thread(target=service.serve_forever)
+        thread.start()
+        assert anyio.run(session, service.collections) == (1, ["bikes", "refunds"], 0)
+        service.shutdown()
+        thread.join()
 
 
 # --- who runs it --------------------------------------------------------------------------------------------
@@ -368,27 +377,83 @@ def test_a_port_whose_holder_cuts_connections_is_an_error_too() -> None:
             ensure_search_service(port=holder.getsockname()[1])
 
 
-def test_another_process_s_stand_in_is_used_and_replaced_when_it_goes() -> None:
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    other = spawn.Process(target=_hold_a_service, args=(theirs,))
-    other.start()
-    port, instance = ours.recv()
+@pytest.mark.parametrize("how", ["end", "kill"])
+def test_the_stand_in_of_a_process_that_ends_goes_on_for_the_others(how: str) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    port = int(holder.stdout.readline())
     with ensure_search_service(port=port) as service:
-        assert (service.ours, service.instance) == (False, instance)
-        assert service.answers()
-        ours.send("end")
-        other.join(20)
-        assert not service.answers()
-        with ensure_search_service(port=port) as next_one:
-            assert next_one.ours
+        with httpx.Client(base_url=service.url) as client:
+            fill(client, "mine", CHAPTERS)
+            if how == "kill":
+                holder.kill()
+            holder.communicate()
+            assert service.answers() and sources(search(client, "mine", "bike"))[0] == "bikes"
+        assert service._lease is not None
+        pid = service._lease.pid
+    wait_until_gone(pid)  # the last one out
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((service.host, service.port))
+
+
+HOLDER = """
+import sys
+from tbx_envs.thinkingbox.search.search_service import ensure_search_service
+with ensure_search_service(port=0) as service:
+    print(service.port, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_stand_in_ends_when_its_last_user_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        port = int(holder.stdout.readline())
+        with ensure_search_service(port=port) as service:
+            assert service._lease is not None
+            pid = service._lease.pid
+        os.kill(pid, 0)
+        holder.kill()
+    wait_until_gone(pid)
+
+
+def wait_until_gone(pid: int) -> None:
+    for _ in range(1000):
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                if file.read().rpartition(")")[2].split()[0] == "Z":  # waits for the system's first process
+                    return
+        except OSError:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it outlives its last user")
+
+
+def test_a_stand_in_that_ends_is_noticed_and_another_one_is_not_taken_for_it() -> None:
+    with ensure_search_service(port=0) as service:
+        assert service._lease is not None
+        os.kill(service._lease.pid, signal.SIGKILL)
+        for _ in range(1000):
+            if not service.answers():
+                break
+            threading.Event().wait(0.01)
+        with ensure_search_service(port=service.port) as next_one:
+            assert next_one.answers() and next_one.instance != service.instance
             assert not service.answers()  # a service answers, but not the one that had our collections
 
 
-def _hold_a_service(pipe: Any) -> None:
-    with ensure_search_service(port=0) as service:
-        pipe.send((service.port, service.instance))
-        pipe.recv()
+def test_users_that_start_at_the_same_time_share_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    holder = HOLDER.replace("port=0", f"port={port}").replace("service.port", "service.instance")
+    holders = [
+        subprocess.Popen([sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    instances = [other.stdout.readline() for other in holders if other.stdout is not None]
+    for other in holders:
+        other.communicate()
+    assert len(set(instances)) == 1 and len(instances[0].strip()) == 32
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -399,14 +464,14 @@ def test_a_forked_child_neither_owns_nor_keeps_the_stand_in() -> None:
     from_parent, to_child = os.pipe()
     with httpx.Client(base_url=service.url) as client, open(from_child) as lines:
         client.get("/health")
-        (served,) = service._stand_in.server._connections  # ours of the two ends
-        listener, connection = service._stand_in.server.fileno(), served.fileno()
+        assert service._lease is not None
+        lease = service._lease._sock.fileno()
         child = os.fork()
         if child == 0:  # pragma: no cover
             said: dict[str, Any] = {}
             try:
                 said["answers"] = service.answers()
-                said["kept"] = [number for number in (listener, connection) if _is_open(number)]
+                said["kept"] = [number for number in (lease,) if _is_open(number)]
                 service.close()
                 with ensure_search_service(port=service.port) as seen:
                     said["ours"], said["same"] = seen.ours, seen.instance == service.instance
@@ -414,7 +479,7 @@ def test_a_forked_child_neither_owns_nor_keeps_the_stand_in() -> None:
                 os.read(from_parent, 1)  # stays alive until the parent has looked
             finally:
                 os._exit(0)
-        assert json.loads(lines.readline()) == {"answers": False, "kept": [], "ours": False, "same": True}
+        assert json.loads(lines.readline()) == {"answers": False, "kept": [], "ours": True, "same": True}
         assert client.get("/health").status_code == 200
         service.close()
         with pytest.raises(ConnectionRefusedError):  # although the child lives

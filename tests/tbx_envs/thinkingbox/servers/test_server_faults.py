@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from tbx_envs.errors import ConfigError, ToolFault
+from tbx_envs.thinkingbox.servers import launcher
 from tbx_envs.thinkingbox.servers.server_pool import ServerPool
 from tbx_envs.thinkingbox.servers.servers_file import ProcessServer
 
@@ -40,6 +41,16 @@ def is_alive(pid):
     except ProcessLookupError:
         return False
     return True
+
+
+def parent_of(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+def started_by(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
 
 
 def wait_until(condition):
@@ -195,15 +206,30 @@ def test_a_fork_server_that_dies_takes_its_sessions_along_and_is_started_anew(tr
     with ServerPool({"trouble": trouble_with()}, knowledge=False) as pool:
         session, other = pool.open({}, servers=["trouble"]), pool.open({}, servers=["trouble"])
         pid = session.call_reserved("trouble", "look", {})["pid"]
-        with open(f"/proc/{pid}/stat") as file:
-            fork_server = int(file.read().rpartition(")")[2].split()[1])
-        os.kill(fork_server, signal.SIGKILL)
+        session.call("leave_processes", {})
+        left = started_by(pid)
+        os.kill(parent_of(pid), signal.SIGKILL)
         with pytest.raises(ToolFault, match="it closed its stdout; its process"):
             other.call("hang", {}, timeout_s=30)
         wait_until(lambda: not is_alive(pid))
         assert pool.open({}, servers=["trouble"]).call("fine", {}).text == "fine"
+        assert len(left) == 2
+        wait_until(lambda: not any(is_alive(process) for process in left))  # though it could not end them any more
         with pytest.raises(ToolFault):
             session.call("fine", {})
+
+
+def test_a_fork_server_that_is_stopped_is_asked_once_and_replaced(trouble_with, monkeypatch):
+    monkeypatch.setattr(launcher, "SILENCE_S", 2.0)
+    silenced, asked = launcher._Program._silenced, []
+    monkeypatch.setattr(launcher._Program, "_silenced", lambda self: asked.append(1) or silenced(self))
+    with ServerPool({"trouble": trouble_with()}, knowledge=False) as pool:
+        session = pool.open({}, servers=["trouble"])
+        stopped = parent_of(session.call_reserved("trouble", "look", {})["pid"])
+        os.kill(stopped, signal.SIGSTOP)
+        for _ in range(3):
+            assert pool.open({}, servers=["trouble"]).call("fine", {}).text == "fine"
+        assert asked == [1] and not is_alive(stopped)
 
 
 @pytest.mark.parametrize("tool", ["hang", "die", "slow"])

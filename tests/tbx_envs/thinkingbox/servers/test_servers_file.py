@@ -35,7 +35,12 @@ servers:
     desk = servers["desk"]
     assert desk.command_line() == ["/opt/python", "-m", "desk", "--home=/desk", "{literal}"]
     assert desk.cwd == str(tmp_path / "here")
-    assert desk.environment() == {"PATH": "/bin", "COLOUR": "{python}", "FASTMCP_LOG_LEVEL": "WARNING"}
+    assert desk.environment() == {
+        "PATH": "/bin",
+        "THINKINGBOX_DATA": "/data",
+        "COLOUR": "{python}",
+        "FASTMCP_LOG_LEVEL": "WARNING",
+    }
     assert servers["plain"] == ProcessServer("plain", ("run",), {}, None, "/opt/python", environ)
     assert servers["far"] == RemoteServer("far", "https://example.org/mcp", {"A": "b"}, 60.0, "streamable-http", None)
     assert servers["far_sse"] == RemoteServer("far_sse", "http://example.org", {}, 2.5, "sse", {"type": "x"})

@@ -1,17 +1,18 @@
 """The fork server of checks: everything that tests import is loaded once, and each grade runs in a forked child.
 
 The control socket delivers sockets, one for each grade. The child communicates over its socket; the server keeps a
-copy, to report how the child ended. Closing the other end of a grade's socket ends the grade. The server ends, and with
-it every child, when the control socket is closed or the process that started it has ended.
+copy, to report how the child ended. Closing the other end of a grade's socket ends the grade. A grade ends with all
+processes that its test has started, also those that left its process group. The server ends, and with it every child,
+when the control socket is closed or the process that started it has ended (`tbx_envs.thinkingbox.supervision`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import importlib
+import importlib.util
 import itertools
 import json
 import os
@@ -22,13 +23,13 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Iterator
+from types import ModuleType
 from typing import Any, NoReturn
 
 from .frames import frame
 
 _LOOK_AT_PARENT_MS = 1000
-_PR_SET_PDEATHSIG = 1
+_END_S = 2.0  # for killed processes to end
 _HUNG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
 _LAST_WORDS = ".stderr"
 _NUM_LAST_BYTES = 2000
@@ -39,10 +40,21 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     settings = json.loads(sys.argv[2])
     sys.path.extend(settings["paths"])
+    children = _load(settings["children"])
+    children.adopt_orphans()
     _preload()
     control.set_inheritable(False)
     control.sendall(b"\n")
-    ForkServer(control, settings).serve()
+    ForkServer(control, settings, children).serve()
+
+
+def _load(path: str) -> ModuleType:
+    """The module of a file of tbx that is in no folder of this program's path."""
+    spec = importlib.util.spec_from_file_location("_tbx_children", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _preload() -> None:
@@ -60,13 +72,6 @@ class _Grade:
     def __init__(self, pid: int, sock: socket.socket, folder: str) -> None:
         self.pid, self.sock, self.folder = pid, sock, folder
 
-    def kill(self) -> None:
-        """End the child and its process group. It has not been waited for yet, so its pid is still valid."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-
 
 class ForkServer:
     """The server (see the module).
@@ -74,11 +79,13 @@ class ForkServer:
     Args:
         control: control socket.
         settings: `folder` for the working folders; `memory_bytes` and `cpu_s`, the limits of a child.
+        children: the module `tbx_envs.thinkingbox.supervision.children`.
     """
 
-    def __init__(self, control: socket.socket, settings: dict[str, Any]) -> None:
+    def __init__(self, control: socket.socket, settings: dict[str, Any], children: ModuleType) -> None:
         self._control = control
         self._settings = settings
+        self._children = children
         self._parent, self._pid = os.getppid(), os.getpid()
         self._folders = (os.path.join(settings["folder"], str(number)) for number in itertools.count())
         self._grades: dict[int, _Grade] = {}
@@ -98,9 +105,7 @@ class ForkServer:
             while os.getppid() == self._parent and self._turn():
                 pass
         finally:
-            for grade in self._grades.values():
-                grade.kill()
-                os.waitpid(grade.pid, 0)
+            self._children.end_all(self._pids(), _END_S)
             shutil.rmtree(self._settings["folder"], ignore_errors=True)
 
     def _turn(self) -> bool:
@@ -111,7 +116,7 @@ class ForkServer:
         happened = {descriptor for descriptor, _ in self._poll.poll(_LOOK_AT_PARENT_MS)}
         for descriptor in happened & self._grades.keys():  # no one waits for these any more
             self._poll.unregister(descriptor)
-            self._grades[descriptor].kill()
+            self._children.kill(self._grades[descriptor].pid)
         if self._children_ended.fileno() in happened:
             self._children_ended.recv(4096)
             self._collect_ended()
@@ -136,8 +141,6 @@ class ForkServer:
             return
         if pid == 0:
             self._be_child(sock, folder)
-        with contextlib.suppress(OSError):  # parent and child both call it, so that neither has to wait for the other
-            os.setpgid(pid, pid)
         self._grades[sock.fileno()] = _Grade(pid, sock, folder)
         self._poll.register(sock, _HUNG_UP)
 
@@ -145,10 +148,9 @@ class ForkServer:
         """Never returns and never unwinds into the server's frames."""
         code = 1
         try:
-            os.setpgid(0, 0)
+            self._children.begin(self._pid)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _die_with(self._pid)
             for other in (self._control, self._children_ended, self._wake, *(g.sock for g in self._grades.values())):
                 other.close()
             _write_last_words_to(folder + _LAST_WORDS)
@@ -164,41 +166,37 @@ class ForkServer:
         finally:
             os._exit(code)
 
+    def _pids(self) -> set[int]:
+        return {grade.pid for grade in self._grades.values()}
+
     def _collect_ended(self) -> None:
-        for descriptor, grade, how in list(self._ended()):
-            grade.kill()  # processes that the child left behind in its group
-            os.waitpid(grade.pid, 0)
+        ended = dict(self._children.take_ended())
+        over = [(descriptor, grade) for descriptor, grade in self._grades.items() if grade.pid in ended]
+        for descriptor, _ in over:
             del self._grades[descriptor]
             with contextlib.suppress(KeyError):
                 self._poll.unregister(descriptor)
-            message = frame({"ended": how, "last_words": _take_last_words(grade.folder + _LAST_WORDS)})
-            shutil.rmtree(grade.folder, ignore_errors=True)
-            with contextlib.suppress(OSError):  # the other end may be closed
-                grade.sock.send(message, socket.MSG_DONTWAIT)
-            grade.sock.close()
+        self._children.kill_left(self._pids())  # before anyone is told that the grade has ended
+        for _, grade in over:
+            self._report(grade, _how(ended[grade.pid]))
 
-    def _ended(self) -> Iterator[tuple[int, _Grade, str]]:
-        """The children that have ended and have not been waited for, and how they ended."""
-        for descriptor, grade in self._grades.items():
-            found = os.waitid(os.P_PID, grade.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if found is not None:
-                yield descriptor, grade, _how(found)
+    def _report(self, grade: _Grade, how: str) -> None:
+        """Say how a grade's child ended, and forget the grade."""
+        message = frame({"ended": how, "last_words": _take_last_words(grade.folder + _LAST_WORDS)})
+        shutil.rmtree(grade.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the other end may be closed
+            grade.sock.send(message, socket.MSG_DONTWAIT)
+        grade.sock.close()
 
 
-def _how(found: os.waitid_result) -> str:
-    if found.si_code == os.CLD_EXITED:
-        return f"exit code {found.si_status}"
+def _how(status: int) -> str:
+    """How a process ended, for people, given its wait status."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"exit code {code}"
     with contextlib.suppress(ValueError):
-        return signal.Signals(found.si_status).name
-    return f"signal {found.si_status}"
-
-
-def _die_with(server: int) -> None:
-    """End when the server ends in any way. Linux only; elsewhere a killed server leaves its children running."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server:
-        os._exit(1)
+        return signal.Signals(-code).name
+    return f"signal {-code}"
 
 
 def _write_last_words_to(path: str) -> None:
