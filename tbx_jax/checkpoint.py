@@ -209,6 +209,8 @@ def _first_line(error: Exception) -> str:
 
 # Keys that may differ when a run is resumed: none of them changes what an update computes.
 _FREE_KEYS = frozenset({"output_dir", "checkpoint_every"})
+# Keys that a run of tbx 0.1.0 has no value of, and what such a run may go on with.
+_LATER_KEYS = {"user.max_silent_share": 0.1}
 
 
 def refuse_changed_config(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -219,7 +221,7 @@ def refuse_changed_config(was: Mapping[str, Any], now: Mapping[str, Any]) -> Non
     Raises:
         ConfigError: names every key that differs, with both values.
     """
-    was_flat, now_flat = _flat(was), _flat(now)
+    was_flat, now_flat = {**_LATER_KEYS, **_flat(was)}, _flat(now)
     changed = [key for key in sorted(was_flat.keys() | now_flat.keys()) if was_flat.get(key) != now_flat.get(key)]
     changed = [key for key in changed if key not in _FREE_KEYS]
     if now_flat.get("optim.schedule") == "constant" and now_flat["steps"] > was_flat["steps"]:

@@ -26,7 +26,7 @@ from tbx_envs.thinkingbox.api import session_api
 from tbx_envs.thinkingbox.dataset.hydrated_files import HydratedFile
 from tbx_envs.thinkingbox.dataset.yaml_files import YamlText, load_yaml
 from tbx_envs.thinkingbox.grading.test_code import entered_result
-from tbx_envs.thinkingbox.search import search_service
+from tbx_envs.thinkingbox.search import stand_in
 from tbx_envs.thinkingbox.servers.foreign_tools import first_object
 from tbx_envs.thinkingbox.servers.wire import _message_in
 from tbx_envs.tools.calls import answer_call
@@ -164,7 +164,7 @@ def create_session(greeting):
 
 def search(query):
     body = query if isinstance(query, bytes) else json.dumps({"q": query}).encode()
-    handler = search_service._Handler.__new__(search_service._Handler)
+    handler = stand_in._Handler.__new__(stand_in._Handler)
     handler.headers, handler.rfile = {"Content-Length": str(len(body))}, io.BytesIO(body)
     return handler._body()["q"]
 
@@ -230,7 +230,7 @@ CASES = {
     "session request": Case(
         create_session, (*NO_JSON, *NOT_ASKED_FOR, b" " * 200_001, b"[" * 65 + b"]" * 65), session_api.Rejected
     ),
-    "search request": Case(search, (*NO_JSON[:-1], b"[" * 65 + b"]" * 65), search_service.RequestError),
+    "search request": Case(search, (*NO_JSON[:-1], b"[" * 65 + b"]" * 65), stand_in.RequestError),
     "exception": Case(raise_it),
 }
 

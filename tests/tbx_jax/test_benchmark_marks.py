@@ -93,7 +93,9 @@ def test_training_refuses_the_benchmark_unless_told_otherwise(tiny_folder, tmp_p
 def test_a_pool_with_the_benchmark_is_refused_or_marked(tmp_path, monkeypatch, capsys, tasks, marked):
     def rows(config, error_rate):
         uids = evaluate.select_tasks(config.tasks)
-        return [{"uid": uid, "family": "f", "attempt": n, "passed": n == 0} for uid in uids for n in range(2)]
+        return [
+            {"uid": uid, "family": "f", "attempt": n, "passed": n == 0, "fault": None} for uid in uids for n in range(2)
+        ]
 
     monkeypatch.setattr(evaluate, "_evaluated", rows)
     write_provenance(tmp_path, {}, ["tbx", "pool"])

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from full_disks import files_limited_to
-from tiny_policy import ALGO, ONE_DEVICE, OPTIM, build_tiny, train_config
+from tiny_policy import ALGO, ENVIRONMENT, ONE_DEVICE, OPTIM, build_tiny, train_config
 
 from tbx_envs.errors import CheckpointError, ConfigError, StorageError
 from tbx_jax.batching import build_batch
@@ -211,6 +211,15 @@ def test_a_changed_configuration_is_refused_with_every_key_that_differs():
 
 def test_more_steps_another_folder_and_other_intervals_are_allowed():
     refuse_changed_config(plain(steps=6), plain(steps=9, checkpoint_every=5) | {"output_dir": "moved"})
+
+
+def test_a_run_of_the_version_before_goes_on_with_the_defaults_of_keys_that_it_did_not_have():
+    before = plain()
+    del before["user"]["max_silent_share"], before["environment"]["user_timeout_s"]
+    refuse_changed_config(before, plain())
+    with pytest.raises(ConfigError, match="user_timeout_s: was None, now 5"):
+        environment = ENVIRONMENT.model_copy(update={"user_timeout_s": 5.0})
+        refuse_changed_config(before, plain(environment=environment))
 
 
 def test_fewer_steps_are_refused():

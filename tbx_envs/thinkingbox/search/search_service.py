@@ -233,7 +233,8 @@ def _joined(host: str, port: int) -> _Lease | None:
     sock = None
     try:
         sock = socket.create_connection((host, port), timeout=PROBE_TIMEOUT_S)
-        sock.sendall(f"GET {LEASE_PATH} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        at = addresses.url(host, port).removeprefix("http://")
+        sock.sendall(f"GET {LEASE_PATH} HTTP/1.1\r\nHost: {at}\r\n\r\n".encode())
         response = http.client.HTTPResponse(sock)
         response.begin()
         said = json.loads(response.read())

@@ -20,6 +20,7 @@ from tbx_envs.handed_down import ALLOWED
 from tbx_envs.thinkingbox.grading import test_code
 from tbx_envs.thinkingbox.grading.judge import EndpointJudge, YesJudge
 from tbx_envs.thinkingbox.grading.test_code import CheckWorker, entered_result
+from tbx_envs.thinkingbox.supervision.program import MARK
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -198,7 +199,7 @@ def test_a_test_cannot_change_the_world_of_the_next(worker):
 
 READS_ENVIRONMENTS = f"""
 import os, pathlib
-allowed = {sorted(ALLOWED)!r}
+allowed = {sorted({*ALLOWED, MARK})!r}
 owner = {{owner}}
 parents = [os.getpid(), os.getppid(), owner]
 assert os.environ['SHOP'] == 'open' and set(os.environ) - set(allowed) <= {{{{'SHOP'}}}}, sorted(os.environ)
@@ -534,6 +535,7 @@ import sys
 sys.path[:0] = [{os.path.dirname(__file__)!r}, {str(FIXTURE_MODULES)!r}]
 from tbx_envs.thinkingbox.grading.judge import YesJudge
 from tbx_envs.thinkingbox.grading.test_code import CheckWorker, entered_result
+from tbx_envs.thinkingbox.supervision.program import MARK
 from verdicts import code_of
 class Telling(YesJudge):
     def yesno(self, question):
