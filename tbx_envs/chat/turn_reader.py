@@ -139,12 +139,7 @@ class TurnReader:
             return None
         try:
             found, end, lenient = self._body(tag + len(CALL_OPEN))
-            end = skip_space(text, end)
-            if text.startswith(CALL_CLOSE, end):
-                end += len(CALL_CLOSE)
-            elif end < len(text) and not text.startswith(CALL_OPEN, end):
-                what = "</function>" if self._own == "block" else "the JSON object"
-                raise Unreadable(f"There is more text after {what}. Close the call with {CALL_CLOSE}.")
+            end = self._closed(end)
         except Unreadable as problem:
             self._num_failed += 1
             if self._own is None and text[text.rfind("\n", 0, tag) + 1 : tag].strip():
@@ -157,6 +152,16 @@ class TurnReader:
         parts.call(*found, lenient=lenient or self._own is None)
         return end
 
+    def _closed(self, end: int) -> int:
+        """The position behind the closing tag of a call whose body ends at `end`."""
+        text, end = self._text, skip_space(self._text, end)
+        if text.startswith(CALL_CLOSE, end):
+            return end + len(CALL_CLOSE)
+        if end < len(text) and not text.startswith(CALL_OPEN, end):
+            what = "</function>" if self._own == "block" else "the JSON object"
+            raise Unreadable(f"There is more text after {what}. Close the call with {CALL_CLOSE}.")
+        return end
+
     def _body(self, start: int) -> tuple[Call, int, bool]:
         """The call of a body, where it ends, and whether it is only nearly in the format."""
         text = self._text
@@ -166,7 +171,7 @@ class TurnReader:
         is_block = text.startswith(FUNCTION_OPEN, begin)
         if is_block or text.startswith("{", begin):
             try:
-                found, end, respelt = self._block(begin) if is_block else self._object(begin)
+                found, end, respelt = self._block(begin) if is_block else self._object(begin, fenced=fence is not None)
             except Unending:
                 raise
             except Unreadable:
@@ -184,7 +189,7 @@ class TurnReader:
         name, written, end = self._blocks.read(start)
         return (name, typed_arguments(written, self._schemas.get(name, {}))), end, False
 
-    def _object(self, start: int) -> tuple[Call, int, bool]:
+    def _object(self, start: int, *, fenced: bool = False) -> tuple[Call, int, bool]:
         text = self._text
         if start == len(text) or text.startswith(CALL_CLOSE, start):
             raise Unreadable("The call is empty. Write a JSON object with a name and arguments.")
@@ -194,6 +199,8 @@ class TurnReader:
             if text.find(CALL_CLOSE, start) >= 0:
                 raise Unreadable(_NOT_JSON) from None
             raise Unreadable(f"The call breaks off: no complete JSON object and no {CALL_CLOSE}.") from None
+        if not fenced:
+            self._closed(end)  # what stands behind it is told before what is wrong with it
         name, arguments, respelt = call_in(payload, "arguments")
         return (name, arguments), end, respelt
 
