@@ -5,7 +5,8 @@ the same token of them, and the policy reads that the message is over and anothe
 says. So such characters in given text are tokenised apart: the text is the same, its tokens are ordinary ones.
 
 Every added token of the tokenizer counts in what users, tools, rules and schemas say. In the assistant's own turns
-(history, demonstrations) only special tokens do, which end turns: its words may rightly contain an unreadable call.
+(history, demonstrations) only special tokens do, which end turns: its words may rightly contain an unreadable call. So
+it is in the answer to an unreadable call, which is the environment's and names the tags of the format.
 
 How: a noncharacter of Unicode is put inside each such place before the template renders the text, and the rendered text
 is tokenised in pieces that end there. Text without such places is tokenised as ever.
@@ -21,7 +22,7 @@ from typing import Any
 
 from tbx_envs.chat.exact_tokens import exactly_decoded, exactly_encoded
 from tbx_envs.errors import ConfigError
-from tbx_envs.messages import BadCall, Message, Text, ToolCall, Turn
+from tbx_envs.messages import BadCall, Message, Text, ToolCall, ToolResult, Turn
 
 _MARK = "\ufdd0"
 _MARKS = re.compile(f"{_MARK}+")
@@ -73,7 +74,7 @@ class ControlText:
             calls = tuple(self._call(call) for call in message.calls)
             text, reasoning = self.marked(message.text, own=True), self.marked(message.reasoning, own=True)
             return dataclasses.replace(message, text=text, reasoning=reasoning, calls=calls)
-        text = self.marked(message.text)
+        text = self.marked(message.text, own=_is_ours(message))
         if isinstance(message, Text):
             return dataclasses.replace(message, text=text)
         return dataclasses.replace(message, text=text, name=self.marked(message.name, own=True))
@@ -105,6 +106,11 @@ class ControlText:
             start = marks.end()
         pieces[-1] += rendered[start:]
         return [number for piece in pieces for number in exactly_encoded(self._tokenizer, piece)]
+
+
+def _is_ours(message: Text | ToolResult) -> bool:
+    """Whether the environment wrote it: what is wrong with a call that could not be read, in terms of the format."""
+    return isinstance(message, ToolResult) and message.status == "invalid" and not message.name
 
 
 def _starts(strings: Iterable[str]) -> re.Pattern[str]:

@@ -118,6 +118,20 @@ def test_a_demonstrated_turn_ends_once_whatever_its_arguments_say_and_keeps_its_
     assert template_of("ours").policy_turn(plain) == faithful_template("ours").policy_turn(plain)
 
 
+def test_the_environments_answer_to_an_unreadable_call_names_tags_as_tokens_and_still_ends_no_message():
+    chat = template_of("ours")
+    close, end = (tokenizer_of("ours").convert_tokens_to_ids(mark) for mark in ("</tool_call>", "<|im_end|>"))
+
+    def count(name, status):
+        ids = chat.continuation([ToolResult("call_0", name, "Close it with </tool_call>, not <|im_end|>.", status)])
+        return ids.count(close), ids.count(end)
+
+    plain = chat.continuation([ToolResult("call_0", "", "x", "invalid")])
+    assert count("", "invalid") == (1 + plain.count(close), plain.count(end))
+    for name, status in (("find", "invalid"), ("", "ok"), ("find", "rejected")):
+        assert count(name, status) == (plain.count(close), plain.count(end))
+
+
 @pytest.mark.parametrize("name", ["ours", "llama3_1", "qwen2_5"])
 def test_what_is_appended_is_what_the_whole_conversation_has_with_control_strings_in_it_too(name):
     chat = template_of(name)
