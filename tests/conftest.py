@@ -2,6 +2,7 @@
 compiles; which tests may run side by side; and our small dataset.
 """
 
+import gc
 import os
 import pathlib
 
@@ -45,6 +46,13 @@ def pytest_collection_modifyitems(items):
     """The groups that take longest come first."""
     order = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: order.get(group_of(item.path), len(order)))
+
+
+def pytest_collection_finish():
+    """What was imported stays: the collector need not walk through it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
 
 
 @pytest.hookimpl(optionalhook=True)  # one of xdist

@@ -9,10 +9,15 @@ Needs torch, which nothing else does: `make parity` installs it beside, in an en
 import functools
 import importlib.util
 
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed; `make parity` installs it")
+
+# ruff: noqa: E402 (what is slow to import waits for torch)
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
+import peers
 import transformers
 
 from tbx_envs.testing.byte_tokenizer import byte_tokenizer
@@ -21,9 +26,6 @@ from tbx_jax.models import unembed
 from tbx_jax.models.cache import empty_cache
 from tbx_jax.policies.tensor_files import TensorFiles
 from tbx_jax.policies.weights import export_policy, load_model, save_policy
-
-torch = pytest.importorskip("torch", reason="torch is not installed; `make parity` installs it")
-import peers  # noqa: E402
 
 # Multiples of the deviation that transformers in float32 has from float64. The delta rule amplifies the rounding of
 # single places, on each processor of others, so the largest of 25,000 deviations says less than their middle.

@@ -251,7 +251,7 @@ def test_episodes_that_are_read_in_place_are_parked_and_mixed_as_others_are(in_p
 
 
 def test_a_hybrid_is_read_in_place_as_well(in_place):
-    tokens, written = play(Sampler(HYBRID[0], END, GREEDY, 0), HYBRID[1], range(6), turns=2)
+    tokens, written = play(Sampler(HYBRID[0], END, TWO_SLOTS, 0), HYBRID[1], range(5), turns=2, in_flight=4)
     assert_written_as_by_a_plain_loop(tokens, written, *HYBRID)
 
 
