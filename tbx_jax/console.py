@@ -6,9 +6,7 @@ Programs read the same figures, and more, from `metrics.jsonl`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
-
-from rich.console import Console
+from typing import Any, TextIO
 
 # Heading, width, and the text of a figure in the row of metrics.
 _COLUMNS: tuple[tuple[str, int, Callable[[Mapping[str, Any], int], str]], ...] = (
@@ -32,22 +30,22 @@ class StepLines:
 
     Args:
         num_steps: number of steps of the whole run.
-        console: console to print on; None is the standard output.
+        file: stream to print on; None is standard output.
     """
 
-    def __init__(self, num_steps: int, console: Console | None = None) -> None:
+    def __init__(self, num_steps: int, file: TextIO | None = None) -> None:
         self._num_steps = num_steps
-        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._file = file
         self._num_lines = 0
 
     def say(self, words: str) -> None:
         """Prints a sentence between the lines."""
-        self._console.print(words, markup=False)
+        print(words, file=self._file, flush=True)  # a log is read while the run goes on
 
     def step(self, row: Mapping[str, Any]) -> None:
         """Prints the line of one step, and a sentence for anything that needs attention."""
         if self._num_lines % _HEADINGS_EVERY == 0:
-            self._console.print("".join(f"{name:>{width}}" for name, width, _ in _COLUMNS), style="bold")
+            self.say("".join(f"{name:>{width}}" for name, width, _ in _COLUMNS))
         self._num_lines += 1
         self.say("".join(f"{show(row, self._num_steps):>{width}}" for _, width, show in _COLUMNS))
         if not row["updated"]:

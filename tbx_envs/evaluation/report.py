@@ -1,24 +1,19 @@
-"""Measures for people: tables and a progress bar on the console. Only this module defines how they look."""
+"""Measures for people: tables and a progress bar. Only this module defines how they look."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from rich import box
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
+from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate
+from tqdm import tqdm
+from tqdm.contrib import DummyTqdmFile
 
 from tbx_envs.errors import ConfigError
 from tbx_envs.evaluation.compare import Comparison
@@ -30,59 +25,108 @@ from tbx_envs.thinkingbox.dataset.guard import MARK
 
 # Without a terminal there is a line of progress after this share of the attempts, or after so much time.
 LINE_SHARE, LINE_SECONDS = 0.1, 30.0
+_ROW = DataRow("", "  ", "")
+_STYLE = TableFormat(
+    None, Line("", "-", "  ", ""), None, None, headerrow=_ROW, datarow=_ROW, padding=0, with_header_hide=None
+)
+
+
+class Bar(tqdm):
+    """A progress bar; nothing where the stream is no terminal. Close it, or use it as a context manager.
+
+    Args:
+        description: words in front of the bar.
+        total: number of steps.
+        file: stream to draw on; None is standard output.
+        kept: steps that were made before; the time that is left is estimated without them.
+    """
+
+    monitor_interval = 0  # its thread would live on, and environments fork
+
+    def __init__(self, description: str, total: int, file: TextIO | None = None, *, kept: int = 0) -> None:
+        self._stream = file or sys.stdout
+        has_size = _has_size(self._stream)
+        super().__init__(
+            desc=description,
+            total=total,
+            initial=kept,
+            file=self._stream,
+            disable=not _is_terminal(self._stream),
+            bar_format="{desc} {bar} {n_fmt}/{total_fmt} {elapsed} {remaining}",
+            miniters=1,  # else a slow step after many fast ones is not drawn
+            dynamic_ncols=has_size,
+            ncols=None if has_size else 80,  # tqdm draws nothing on a terminal of size 0, as programs make them
+            nrows=None if has_size else 24,
+        )
+
+    def step(self, description: str | None = None) -> None:
+        """One more step is made; with new words, if given."""
+        if description is not None:
+            self.set_description_str(description, refresh=False)
+        self.update()
+
+    def say(self, words: str) -> None:
+        """Prints a line above the bar."""
+        if self.disable:
+            print(words, file=self._stream, flush=True)  # a log is read while the run goes on
+        else:
+            self.write(words, file=self._stream)
 
 
 class RunProgress:
-    """A progress bar with the passes and voids so far; where the console is no terminal, a line now and then.
+    """A progress bar with the passes and voids so far; where the stream is no terminal, a line now and then.
+
+    While the bar is there, what others print on the terminal (warnings) stands above it.
 
     Use it as a context manager and call it with each new row.
 
     Args:
         total: number of attempts.
-        console: console to draw on; None is standard error.
+        file: stream to draw on; None is standard error.
         clock: seconds from any moment on.
     """
 
-    def __init__(
-        self, total: int, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, total: int, file: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._total = total
-        self._console = console or Console(stderr=True)
+        self._file = file or sys.stderr
         self._clock = clock
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
-        self._task = self._progress.add_task("attempts", total=total)
+        self._bar: Bar | None = None  # without a terminal, or before it is entered
+        self._redirected = ExitStack()
         self._made = self._passes = self._voids = 0
         self._started = self._said_at = clock()
         self._said = 0  # attempts that the last line counted
 
     def __enter__(self) -> RunProgress:
-        self._progress.start()
+        if _is_terminal(self._file):
+            self._bar = Bar("attempts", self._total, self._file)
+            above: Any = DummyTqdmFile(self._file)
+            for stream, redirect in ((sys.stdout, redirect_stdout), (sys.stderr, redirect_stderr)):
+                if _is_terminal(stream):
+                    self._redirected.enter_context(redirect(above))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
+        self._redirected.close()
+        if self._bar is not None:
+            self._bar.close()
 
     def keep(self, rows: Sequence[Row]) -> None:
         """Start from the rows of an interrupted run; the time that is left is estimated without them."""
         for row in rows:
             self._count(row)
         self._said = self._made
-        self._progress.reset(self._task, completed=self._made, description=self._description())
-        if rows and not self._console.is_terminal:
+        if self._bar is not None:
+            self._bar.leave = False
+            self._bar.close()
+            self._bar = Bar(self._description(), self._total, self._file, kept=self._made)
+        elif rows:
             self._say(f"{self._made} of {self._total} attempts are kept")
 
     def __call__(self, row: Row) -> None:
         self._count(row)
-        self._progress.update(self._task, advance=1, description=self._description())
-        if not self._console.is_terminal and self._is_time_for_a_line():
+        if self._bar is not None:
+            self._bar.step(self._description())
+        elif self._is_time_for_a_line():
             self._said, self._said_at = self._made, self._clock()
             minutes, seconds = divmod(round(self._said_at - self._started), 60)
             self._say(f"{self._made} of {self._total} attempts, {self._description()}, {minutes}:{seconds:02}")
@@ -103,7 +147,21 @@ class RunProgress:
         )
 
     def _say(self, line: str) -> None:
-        self._console.print(line, highlight=False, soft_wrap=True)
+        if self._file is not None:
+            print(line, file=self._file, flush=True)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """False also where Python has no such stream, since the descriptor was closed when it started."""
+    return stream is not None and stream.isatty()
+
+
+def _has_size(stream: TextIO | None) -> bool:
+    """True if it is a terminal that says how wide it is."""
+    try:
+        return stream is not None and os.get_terminal_size(stream.fileno()).columns > 0
+    except OSError:  # no terminal, or no descriptor
+        return False
 
 
 def run_summary(folder: Path | str, seed: int = 0) -> dict[str, Any]:
@@ -135,24 +193,44 @@ def _written_costs(folder: Path) -> dict[str, Any]:
     return {"costs": written["costs"]} if "costs" in written else {}
 
 
-def run_table(summary: Mapping[str, Any], k: int, title: str = "") -> Table:
+def table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    totals: Sequence[Sequence[str]] = (),
+    *,
+    left: Collection[str],
+    title: str = "",
+) -> str:
+    """A table with a line under its headings and a gap before its totals.
+
+    Args:
+        headings: headings of the columns.
+        rows: texts of the cells.
+        totals: rows at the end, after a gap.
+        left: headings of the columns that are aligned to the left; the others are numbers.
+        title: line above the table.
+    """
+    gap = [[""] * len(headings)] if totals else []
+    # The headings are a row, since tabulate makes columns wider than their headings.
+    text = tabulate(
+        [headings, SEPARATING_LINE, *rows, *gap, *totals],
+        tablefmt=_STYLE,
+        colalign=["left" if heading in left else "right" for heading in headings],
+        disable_numparse=True,  # cells are shown as they are
+    )
+    return "\n".join(line.rstrip() for line in ([title] if title else []) + text.splitlines())
+
+
+def run_table(summary: Mapping[str, Any], k: int, title: str = "") -> str:
     """One line for each family, one for the held-out families together, one for all tasks."""
-    table = _table(title)
-    table.add_column("tasks of", no_wrap=True)
-    for column in ("tasks", "pass@1", "95% interval", *_measures_of_k(k), "void"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for family, measured in summary["families"].items():
-        table.add_row(family, *_cells(measured, k))
-    table.add_section()
-    if summary["unseen_families"]["tasks"]:
-        table.add_row("held-out families", *_cells(summary["unseen_families"], k))
-    table.add_row("all", *_cells(summary, k), style="bold")
-    return table
-
-
-def _table(title: str) -> Table:
-    """A table style that fits into eighty columns."""
-    return Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    unseen = summary["unseen_families"]
+    return table(
+        ("tasks of", "tasks", "pass@1", "95% interval", *_measures_of_k(k), "void"),
+        [(family, *_cells(measured, k)) for family, measured in summary["families"].items()],
+        [*([("held-out families", *_cells(unseen, k))] if unseen["tasks"] else []), ("all", *_cells(summary, k))],
+        left=("tasks of",),
+        title=title,
+    )
 
 
 def _measures_of_k(k: int) -> list[str]:
@@ -224,36 +302,27 @@ def _money(amount: float | None) -> str:
     return "unknown" if amount is None else f"{amount:.4g}"
 
 
-def print_run(summary: Mapping[str, Any], k: int, title: str = "", console: Console | None = None) -> None:
-    """The table and its notes."""
-    console = console or Console()
-    console.print(run_table(summary, k, title))
-    for note in run_notes(summary, k):
-        console.print(note)
+def print_run(summary: Mapping[str, Any], k: int, title: str = "", file: TextIO | None = None) -> None:
+    """The table and its notes, on standard output or `file`."""
+    print(run_table(summary, k, title), *run_notes(summary, k), sep="\n", file=file)
 
 
-def comparison_table(comparison: Comparison) -> Table:
+def comparison_table(comparison: Comparison) -> str:
     """Both evaluation runs and their difference, over the tasks they share."""
     k = comparison.k
     first, second = comparison.measures
-    table = _table(f"{first['tasks']} tasks in both")
-    table.add_column("measure")
-    for name in ("first", "second", "difference"):
-        table.add_column(name, justify="right")
-    table.add_row(
-        "pass@1",
-        share(first["pass_at_1"]),
-        share(second["pass_at_1"]),
-        f"{100 * comparison.difference:+.1f} points {interval(comparison.interval, signed=True)}",
-    )
+    difference = f"{100 * comparison.difference:+.1f} points {interval(comparison.interval, signed=True)}"
+    rows = [("pass@1", share(first["pass_at_1"]), share(second["pass_at_1"]), difference)]
     for label, key in ((f"pass@{k}", f"pass_at_{k}"), (f"pass^{k}", f"pass_hat_{k}")):
-        table.add_row(label, share(first[key]), share(second[key]), _points(first[key], second[key]))
+        rows.append((label, share(first[key]), share(second[key]), _points(first[key], second[key])))
     observed = [measured[f"observed_{k}_of_{k}"] for measured in (first, second)]
-    table.add_row(f"{k}/{k}", *("-" if count is None else str(count) for count in observed), _more(*observed))
+    shown = ["-" if count is None else str(count) for count in observed]
+    rows.append((f"{k}/{k}", shown[0], shown[1], _more(*observed)))
     voids, made = ([of(measured) for measured in (first, second)] for of in (_voids, _made))
-    cells = (f"{void} of {total}" for void, total in zip(voids, made, strict=True))
-    table.add_row("void", *cells, _more(*voids) if made[0] == made[1] else "-")
-    return table
+    shown = [f"{void} of {total}" for void, total in zip(voids, made, strict=True)]
+    rows.append(("void", shown[0], shown[1], _more(*voids) if made[0] == made[1] else "-"))
+    headings = ("measure", "first", "second", "difference")
+    return table(headings, rows, left=("measure",), title=f"{first['tasks']} tasks in both")
 
 
 def _voids(measured: Mapping[str, Any]) -> int:
@@ -269,44 +338,44 @@ def _more(first: int | None, second: int | None) -> str:
     return "-" if first is None or second is None else f"{second - first:+d}"
 
 
-def print_comparison(comparison: Comparison, names: tuple[str, str], console: Console | None = None) -> None:
-    """The table, and the number of tasks it leaves out."""
-    console = console or Console()
-    console.print(f"first: {names[0]}\nsecond: {names[1]}", soft_wrap=True)
-    console.print(comparison_table(comparison))
-    console.print("The interval is a 95% bootstrap over tasks, both runs' attempts at a task drawn together.")
+def print_comparison(comparison: Comparison, names: tuple[str, str], file: TextIO | None = None) -> None:
+    """The table, and the number of tasks it leaves out; on standard output or `file`."""
+    lines = [
+        f"first: {names[0]}",
+        f"second: {names[1]}",
+        comparison_table(comparison),
+        "The interval is a 95% bootstrap over tasks, both runs' attempts at a task drawn together.",
+    ]
     k = comparison.k
     if any(measured[f"observed_{k}_of_{k}"] is None for measured in comparison.measures):
-        console.print(
+        lines.append(
             f"{k}/{k} is only counted in a run of {k} attempts at each task; pass^{k} compares runs of any size."
         )
     if comparison.short:
-        console.print(
+        lines.append(
             f"{comparison.short} tasks have fewer than {k} clean attempts in one of the runs: only pass@1 has them."
         )
     if comparison.only_first or comparison.only_second:
-        console.print(
+        lines.append(
             f"Left out: {comparison.only_first} tasks only in the first, {comparison.only_second} only in the second."
         )
+    print(*lines, sep="\n", file=file)
 
 
-def print_pool(pool: Pool, console: Console | None = None) -> None:
-    """How many tasks are in each band, and which bands were kept."""
-    console = console or Console()
-    table = _table(f"{len(pool.uids)} of {len(pool.candidates)} tasks in the pool")
-    for column in ("band", "pass rate", "tasks", "kept"):
-        table.add_column(column, justify="left" if column in ("band", "kept") else "right")
-    low = 0.0
+def print_pool(pool: Pool, file: TextIO | None = None) -> None:
+    """How many tasks are in each band, and which bands were kept; on standard output or `file`."""
+    rows, low = [], 0.0
     for band, high in BANDS.items():
         number = sum(task.band == band for task in pool.candidates)
-        table.add_row(band, f"{low:.2f} to {high:.2f}", str(number), "yes" if band in pool.bands else "no")
+        rows.append((band, f"{low:.2f} to {high:.2f}", str(number), "yes" if band in pool.bands else "no"))
         low = high
     unknown = sum(task.band == "unknown" for task in pool.candidates)
     if unknown:
-        table.add_row("unknown", "no clean attempt", str(unknown), "no")
-    console.print(table)
+        rows.append(("unknown", "no clean attempt", str(unknown), "no"))
+    title = f"{len(pool.uids)} of {len(pool.candidates)} tasks in the pool"
+    print(table(("band", "pass rate", "tasks", "kept"), rows, left=("band", "kept"), title=title), file=file)
     if pool.trained_on_benchmark:
-        console.print(f"It contains tasks of the benchmark: whatever is trained on it is marked {MARK}.")
+        print(f"It contains tasks of the benchmark: whatever is trained on it is marked {MARK}.", file=file)
 
 
 def share(value: float | None) -> str:

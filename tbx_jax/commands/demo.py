@@ -14,10 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rich.console import Console
-from rich.table import Table
-
 from tbx_envs.commands import evaluate
+from tbx_envs.evaluation.report import table
 from tbx_envs.evaluation.task_lists import select_tasks
 from tbx_envs.files import write_json
 from tbx_envs.sources import find_task, is_heldout_family
@@ -26,7 +24,6 @@ from tbx_jax.commands.chart import draw_demo
 from tbx_jax.config import AgentConfig, DemoConfig, EvaluateConfig, PoolConfig, TrainConfig
 from tbx_jax.metrics_log import read_metrics
 
-console = Console()
 _NO_AGENT = AgentConfig(kind="none", chat_format="hermes", endpoint=None)
 T = TypeVar("T")
 
@@ -73,7 +70,7 @@ def run(config: DemoConfig) -> dict[str, Any]:
 
 
 def _timed(minutes: dict[str, float], part: str, run_part: Callable[[], T]) -> T:
-    console.rule(f"[bold]{part}")
+    print(f"{f' {part} ':-^80}", flush=True)
     started = time.monotonic()
     result = run_part()
     minutes[part] = (time.monotonic() - started) / 60
@@ -141,24 +138,20 @@ def _columns(measures: dict[str, Any], attempts: int) -> dict[str, Any]:
 
 
 def _print_table(summary: dict[str, Any], attempts: int, output: Path) -> None:
-    """Print the table on the console and into `table.txt`."""
+    """Print the table, and write it into `table.txt`."""
     at_n, observed = f"pass_at_{attempts}", f"observed_{attempts}_of_{attempts}"
-    table = Table(
-        title=f"Held-out tasks x {attempts} attempts, seed {summary['seed']}, {summary['minutes']:.1f} minutes"
-    )
-    for heading in ("tasks", "", "pass@1", f"pass@{attempts}", f"observed {attempts}/{attempts}"):
-        table.add_column(heading, justify="left" if heading in ("tasks", "") else "right")
+    rows = []
     for name, part in (("all held-out tasks", summary), ("held-out families", summary["unseen_families"])):
         for moment in ("before", "after"):
             row = part[moment]
-            table.add_row(
-                f"{name} ({row['tasks']})" if moment == "before" else "",
-                moment,
-                f"{row['pass_at_1']:.1%}",
-                f"{row[at_n]:.1%}",
-                str(row[observed]),
-            )
-    console.print(table)
-    console.print(f"summary.json, table.txt and demo.png are in {output}")
-    with (output / "table.txt").open("w", encoding="utf-8") as file:
-        Console(file=file, width=100).print(table)
+            tasks = f"{name} ({row['tasks']})" if moment == "before" else ""
+            rows.append((tasks, moment, f"{row['pass_at_1']:.1%}", f"{row[at_n]:.1%}", str(row[observed])))
+    text = table(
+        ("tasks", "", "pass@1", f"pass@{attempts}", f"observed {attempts}/{attempts}"),
+        rows,
+        left=("tasks", ""),
+        title=f"Held-out tasks x {attempts} attempts, seed {summary['seed']}, {summary['minutes']:.1f} minutes",
+    )
+    print(text)
+    print(f"summary.json, table.txt and demo.png are in {output}")
+    (output / "table.txt").write_text(text + "\n", encoding="utf-8")

@@ -18,8 +18,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
 
 from tbx_envs.agents import Attempt
@@ -30,6 +28,7 @@ from tbx_envs.chat.template import ChatTemplate
 from tbx_envs.domains import Domain, load_domain
 from tbx_envs.episode import Episode
 from tbx_envs.errors import ConfigError, DomainError, did_you_mean
+from tbx_envs.evaluation.report import Bar
 from tbx_envs.files import write_json
 from tbx_envs.messages import Message, ToolCall, Turn
 from tbx_envs.seeding import derive, rng
@@ -47,7 +46,9 @@ FIRST_FRESH = 100_000  # frozen tasks have numbers of three digits
 DEMONSTRATIONS_PER_TASK = 2  # making a world costs more than a second demonstration in it
 MEASURED_SHARE = 0.02  # share of the demonstrations to measure the loss on, not trained on
 
-console = Console()
+
+def _say(words: str) -> None:
+    print(words, flush=True)  # a log is read while the run goes on
 
 
 def run(config: SftConfig) -> dict[str, Any]:
@@ -57,13 +58,13 @@ def run(config: SftConfig) -> dict[str, Any]:
     domain = load_domain(config.domain)
     episodes = list(demonstrations(domain, config.demonstrations, config.error_rate, config.seed, config.families))
     passed = float(np.mean([episode.passed for episode in episodes]))
-    console.print(f"{len(episodes)} demonstrations, {passed:.1%} of them pass their check")
+    _say(f"{len(episodes)} demonstrations, {passed:.1%} of them pass their check")
     model, params, tokenizer = _initial_policy(config, episodes)
     chat = ChatTemplate(tokenizer)
     trajectories = [demonstrated(chat, episode) for episode in episodes]
     lengths = np.array([len(trajectory) for trajectory in trajectories])
     share = sum(trajectory.num_trained_tokens for trajectory in trajectories) / lengths.sum()
-    console.print(
+    _say(
         f"{len(tokenizer)} tokens in the vocabulary; {lengths.mean():.0f} in an episode "
         f"(longest {lengths.max()}), {share:.0%} of them the agent's"
     )
@@ -80,7 +81,7 @@ def run(config: SftConfig) -> dict[str, Any]:
         **figures,
     }
     write_json(output / "sft.json", summary)
-    console.print(f"policy written to {output / 'policy'} in {summary['minutes']:.1f} minutes")
+    _say(f"policy written to {output / 'policy'} in {summary['minutes']:.1f} minutes")
     return summary
 
 
@@ -121,12 +122,11 @@ def demonstrations(
         attempts.append(Attempt(uid, attempt, derive(seed, "demonstration", uid, attempt)))
     # Attempts at the same task are adjacent, so that its world is made once.
     attempts.sort(key=lambda attempt: attempt.uid)
-    with Progress(console=console) as progress:
-        bar = progress.add_task("demonstrations", total=number)
+    with Bar("demonstrations", number) as bar:
         for episode in ScriptedAgent(error_rate=error_rate).run(attempts):
             if episode.fault:
                 raise DomainError(f"demonstration of {episode.uid} is void: {episode.fault.message}. Fix the domain.")
-            progress.advance(bar)
+            bar.step()
             yield episode
 
 
@@ -182,24 +182,23 @@ def _train(
         for batch in _batches(trained, config.batch_tokens, buckets, derive(config.seed, "epoch", epoch))
     ]
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
-    console.print(f"{num_parameters:,} parameters, {len(steps)} steps of about {config.batch_tokens} tokens")
+    _say(f"{num_parameters:,} parameters, {len(steps)} steps of about {config.batch_tokens} tokens")
     learner = build_learner(model, optim=config.optim, mesh=config.mesh, num_steps=len(steps))
     state, started, seen, loss = learner.init(params), time.monotonic(), 0, float("nan")
     said_every = max(1, min(100, len(steps) // 20))
-    with Progress(console=console) as progress:
-        bar = progress.add_task("training", total=len(steps))
+    with Bar("training", len(steps)) as bar:
         for step, batch in enumerate(steps):
             state, metrics = learner.sft_update(state, batch)
             seen += batch.num_tokens
             loss = metrics["loss"] if step == 0 else 0.95 * loss + 0.05 * metrics["loss"]
             rate = seen / (time.monotonic() - started)
-            progress.update(bar, advance=1, description=f"training: loss {loss:.4f}, {rate:,.0f} tokens/s")
+            bar.step(f"training: loss {loss:.4f}, {rate:,.0f} tokens/s")
             if step % said_every == 0:
-                progress.console.print(f"step {step}: loss {loss:.4f}, {rate:,.0f} tokens/s")
+                bar.say(f"step {step}: loss {loss:.4f}, {rate:,.0f} tokens/s")
     batches = list(_batches(measured, config.batch_tokens, buckets, 0))
     heldback = sum(learner.sft_loss(state, batch) * batch.num_trained for batch in batches)
     heldback /= sum(batch.num_trained for batch in batches)
-    console.print(f"loss on held-out demonstrations: {heldback:.4f} nats per token")
+    _say(f"loss on held-out demonstrations: {heldback:.4f} nats per token")
     return (
         state,
         learner,

@@ -24,9 +24,9 @@ from collections.abc import Iterable
 
 ROOT = pathlib.Path(__file__).parents[2]
 ABSENT = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "tokenizers", "safetensors", "huggingface-hub")
-ABSENT = (*ABSENT, "torch", "scipy", "bm25s", "numba", "matplotlib")
+ABSENT = (*ABSENT, "torch", "scipy", "bm25s", "numba", "matplotlib", "rich", "pygments")
 # Files alone. What Python compiles of them at the installation comes on top, and `pip --no-compile` leaves it out.
-MOST_BARE_MB = 130
+MOST_BARE_MB = 120
 INSTALLER = ("pip", "setuptools", "pkg_resources", "_distutils_hack", "wheel")
 
 WANTED = (

@@ -14,7 +14,20 @@ EAGER = {"__version__"}  # imported with the package
 # What an `import tbx_envs` must not wait for: databases, protocols, configuration, statistics, models.
 HEAVY = (
     *("sqlalchemy", "mcp", "pydantic", "jsonschema", "httpx", "starlette", "uvicorn", "bm25s", "yaml", "jinja2"),
-    *("hydra", "omegaconf", "rich", "scipy", "jax", "flax", "optax", "orbax", "transformers", "tokenizers", "torch"),
+    *(
+        "hydra",
+        "omegaconf",
+        "tqdm",
+        "tabulate",
+        "scipy",
+        "jax",
+        "flax",
+        "optax",
+        "orbax",
+        "transformers",
+        "tokenizers",
+        "torch",
+    ),
 )
 
 

@@ -1,9 +1,9 @@
 import io
 import json
+import sys
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from tbx_envs.errors import ConfigError
 from tbx_envs.evaluation.compare import compare, compare_folders
@@ -39,8 +39,13 @@ def run_in(folder, outcome, uids=UIDS, attempts=4, seed=0):
 
 def printed(show, *arguments):
     text = io.StringIO()
-    show(*arguments, console=Console(file=text, width=120))
+    show(*arguments, file=text)
     return text.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
 
 def tally(number, passes, attempts=4, voids=0):
@@ -125,7 +130,12 @@ def test_the_report_shows_every_family_the_held_out_ones_and_all(tmp_path):
     text = printed(print_run, summary, 4)
     for family in {uid.split("/")[1] for uid in UIDS}:
         assert family in text
-    assert "held-out families" in text
+    lines = text.splitlines()
+    assert lines[0].split() == ["tasks", "of", "tasks", "pass@1", "95%", "interval", "pass@4", "pass^4", "4/4", "void"]
+    assert set(lines[1]) == {"-", " "}
+    gap = lines.index("")
+    assert [line.split("  ")[0] for line in lines[gap + 1 : gap + 3]] == ["held-out families", "all"]
+    assert {len(line) for line in lines[: gap + 3]} == {0, 75}  # numbers end where their headings end
     assert "1 void attempts (tool 1)" in text
     assert "1 tasks have fewer than 4 clean attempts (from 3 to 4)" in text
     assert "3/4" not in text
@@ -191,7 +201,7 @@ def test_the_pool_is_shown_by_band():
 
 def test_progress_without_a_terminal_is_a_line_for_each_tenth_and_after_half_a_minute():
     text, now = io.StringIO(), [0.0]
-    with RunProgress(40, Console(file=text), clock=lambda: now[0]) as progress:
+    with RunProgress(40, text, clock=lambda: now[0]) as progress:
         for number in range(40):
             now[0] += 61.0 if number == 9 else 1.0
             progress({"passed": None if number == 1 else True})
@@ -203,22 +213,28 @@ def test_progress_without_a_terminal_is_a_line_for_each_tenth_and_after_half_a_m
 
 
 def test_the_progress_of_a_resumed_run_starts_at_what_was_kept_and_ends_at_its_total():
-    on_terminal, lines = io.StringIO(), io.StringIO()
-    for console in (Console(file=on_terminal, force_terminal=True, width=100), Console(file=lines)):
-        with RunProgress(5, console) as progress:
+    on_terminal, lines = Terminal(), io.StringIO()
+    for file in (on_terminal, lines):
+        with RunProgress(5, file) as progress:
             progress.keep([{"passed": True}, {"passed": False}, {"passed": True}])
             progress({"passed": True})
             progress({"passed": False})
     assert "5/5" in on_terminal.getvalue() and "3 passed" in on_terminal.getvalue()
+    assert "3/5 00:00 ?" in on_terminal.getvalue()  # what was kept says nothing about the time that is left
     assert lines.getvalue().splitlines()[0] == "3 of 5 attempts are kept"
     assert lines.getvalue().splitlines()[-1].startswith("5 of 5 attempts, 3 passed, 0:0")
 
 
-def test_progress_counts_passes_and_voids_on_a_terminal():
-    text = io.StringIO()
-    with RunProgress(3, Console(file=text, force_terminal=True, width=100)) as progress:
+def test_progress_counts_passes_and_voids_on_a_terminal_below_what_others_print(monkeypatch):
+    text = Terminal()
+    monkeypatch.setattr("sys.stderr", text)
+    with RunProgress(3) as progress:
         for passed in (True, None, False):
             progress({"passed": passed})
+            print("a warning", file=sys.stderr)
+    assert sys.stderr is text
+    # Each stands on a line of its own: the bar in front of it was wiped out.
+    assert text.getvalue().count("\ra warning\n") == 3
     assert "1 passed, 1 void" in text.getvalue()
     assert "3/3" in text.getvalue()
 
