@@ -12,8 +12,8 @@ BIN := .venv/bin
 # Tests read the chat templates of real models out of this wheel; it is never imported, so it needs no torch.
 TEMPLATES := trl==1.16.0
 SEED ?= 0
-# Of the tests: more processes than cores gain nothing, 0 is none but pytest's own.
-WORKERS ?= 2
+# Of the tests: one process more than cores, since a process waits now and then; 0 is none but pytest's own.
+WORKERS ?= 3
 # How XLA compiles in the tests: quick is with few optimizations, full as users have it (twice the time).
 XLA ?= quick
 # Others that libraries bring cost each process seconds.
