@@ -168,9 +168,15 @@ class _Driver:
             try:
                 return run()
             finally:
-                with self._lock:  # from here on nothing is raised any more; what was raised too late is withdrawn
+                with self._lock:  # from here on nothing is raised any more
                     self._tool_runs = False
-                    _raise_in(self.thread, None)
+                    if self._abandoned:
+                        # Whether what was raised has arrived cannot be seen, so it is raised anew and awaited. To
+                        # withdraw it would leave the flag set by which CPython 3.11 notices it: from then on each
+                        # function of each thread looks for it as it starts, and under a profiler never ends looking.
+                        _raise_in(self.thread, ToolAbandoned)
+                        while True:
+                            pass
         except ToolAbandoned:
             return _NO_ANSWER
 
@@ -235,12 +241,11 @@ def _answer(name: str, arguments: dict[str, Any]) -> Answer:
 _NO_ANSWER = Answer("the call was abandoned.", "invalid")
 
 
-def _raise_in(thread: threading.Thread, exception: type[BaseException] | None) -> None:
-    """Raise an exception in another thread, at its next step in Python; None withdraws one not yet raised."""
+def _raise_in(thread: threading.Thread, exception: type[BaseException]) -> None:
+    """Raise an exception in another thread, at its next step in Python; it replaces one that is still to be raised."""
     ident = thread.ident
-    raised = None if exception is None else ctypes.py_object(exception)
     if ident is not None and thread.is_alive():
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), raised)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(exception))
 
 
 def _close_drivers() -> None:

@@ -1,4 +1,6 @@
 import asyncio
+import contextlib
+import cProfile
 import json
 import queue
 import threading
@@ -192,6 +194,29 @@ def test_a_call_that_is_given_up_at_any_moment_prints_nothing_and_its_thread_end
     driver.thread.join(30)
     assert not driver.thread.is_alive()
     assert printed == [] and caplog.records == []
+
+
+def test_calls_can_be_profiled_also_after_one_that_was_given_up(session_with):
+    """An exception that was withdrawn from a thread left CPython's flag for it set, and cProfile never returned."""
+
+    @tool(mutates=False)
+    def hang(context: ToolContext) -> str:
+        """Never answer."""
+        while True:
+            pass
+
+    def call_under_a_profiler():
+        profile = cProfile.Profile()
+        statuses.append(profile.runcall(session_with().call, "place_order", ORDER).status)
+
+    statuses = []
+    for before in (lambda: None, lambda: session_with(hang, timeout_s=LIMIT_S).call("hang", {})):
+        with contextlib.suppress(ToolFault):
+            before()
+        thread = threading.Thread(target=call_under_a_profiler, daemon=True)
+        thread.start()
+        thread.join(30)
+    assert statuses == ["ok", "ok"]
 
 
 def test_it_works_inside_a_running_loop_and_from_several_threads(session_with):
