@@ -24,6 +24,8 @@ PLUGINS := --disable-plugin-autoload -p xdist.plugin -p jaxtyping._pytest_plugin
 demo: .venv/installed-demo
 	$(BIN)/tbx demo seed=$(SEED)
 
+# Bytecode is written: tests start some eighty interpreters, and pytest keeps the assertions it rewrote.
+test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/installed-dev
 	TBX_TEST_XLA=$(XLA) $(BIN)/python -m pytest $(PLUGINS) -n $(WORKERS)
 

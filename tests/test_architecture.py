@@ -1,6 +1,7 @@
 """The house is as docs/architecture.md draws it: rooms, floors, and no circle."""
 
 import ast
+import functools
 import pathlib
 import re
 
@@ -54,7 +55,10 @@ def imports(source):
     return visitor.found
 
 
-IMPORTS = {name: imports(file.read_text(encoding="utf-8")) for name, file in FILES.items()}
+@functools.cache
+def all_imports():
+    """Module -> modules it imports at run time; read when a test asks: each process of the suite imports this file."""
+    return {name: imports(file.read_text(encoding="utf-8")) for name, file in FILES.items()}
 
 
 def room_of(module):
@@ -93,7 +97,7 @@ def circle_in(graph):
 def arrows(place_of):
     """place -> places that its modules import, without itself; the packages' own `__init__` are left out."""
     graph = {}
-    for name, imported in IMPORTS.items():
+    for name, imported in all_imports().items():
         for other in imported:
             if "." in name and "." in other and place_of(name) != place_of(other):
                 graph.setdefault(place_of(name), set()).add(place_of(other))
@@ -116,7 +120,7 @@ def test_rooms_import_only_from_lower_floors():
     floors = pictured()
     upwards = [
         f"{name} (floor {floors[room_of(name)][1]}) imports {other} (floor {floors[room_of(other)][1]})"
-        for name, imported in IMPORTS.items()
+        for name, imported in all_imports().items()
         for other in imported
         if "." in name
         and "." in other
@@ -128,7 +132,7 @@ def test_rooms_import_only_from_lower_floors():
 
 def test_no_module_imports_by_way_of_the_public_surface():
     """`from tbx_envs import ToolEnv` would be an arrow that no picture shows."""
-    assert [name for name, imported in IMPORTS.items() if not imported.isdisjoint(PACKAGES)] == []
+    assert [name for name, imported in all_imports().items() if not imported.isdisjoint(PACKAGES)] == []
     assert imports("from tbx_envs import ToolEnv") == imports("import tbx_envs") == {"tbx_envs"}
 
 

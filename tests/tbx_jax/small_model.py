@@ -1,6 +1,7 @@
 """A model small enough for loops, with parameters far from their initial values, so that no part of it is idle."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tbx_jax.config import HybridConfig, ModelConfig, SamplingConfig
@@ -64,7 +65,10 @@ def small_model(vocabulary=VOCABULARY, **changes):
     model, params = build(CONFIG.model_copy(update=changes), vocabulary, key_for(0, "parameters"))
     leaves, treedef = jax.tree.flatten(params)
     rng = np.random.default_rng(0)
-    moved = [leaf + 0.3 * rng.standard_normal(leaf.shape).astype(np.float32) for leaf in leaves]
+    # Added outside of JAX, which would compile a program for each shape.
+    moved = [
+        jnp.array(leaf + 0.3 * rng.standard_normal(leaf.shape).astype(np.float32)) for leaf in map(np.asarray, leaves)
+    ]
     return model, jax.tree.unflatten(treedef, moved)
 
 

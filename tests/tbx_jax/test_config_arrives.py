@@ -466,6 +466,8 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
         watch(ToolEnv, name)
     watch(ChatEndpoint, "__init__")
     watch(concurrent.futures.ThreadPoolExecutor, "__init__", lambda _=0, name="", **__: name.startswith("tbx-"))
+    # No key has a part in it, and each run would do it again.
+    monkeypatch.setattr("tbx_envs.chat.template.check_template", lambda *_, **__: None)
     answer = Completion("I see.", (), "", "", "stop", TokenUsage(10, 0, 10))
     monkeypatch.setattr(ChatEndpoint, "complete", lambda *_, **__: answer)
     # Of two attempts at a task one passes, so that there is something to learn.
@@ -486,9 +488,10 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
         lambda episode, options: ends.note("grading", episode.uid + text(options)) or regraded(episode, options),
     )
     stand_ins: dict[int, Any] = {}
+    compiled = type(jax.jit(len))
     for module in [module for name, module in sys.modules.items() if name.startswith("tbx_jax")]:
         for name, value in list(vars(module).items()):
-            if isinstance(value, type(jax.jit(len))):
+            if isinstance(value, compiled):
                 stand_ins.setdefault(id(value), traced(value, ends))
                 monkeypatch.setattr(module, name, stand_ins[id(value)])
     return ends

@@ -2,6 +2,7 @@
 
 import collections
 import datetime
+import functools
 import json
 import os
 import re
@@ -21,8 +22,13 @@ from tbx_envs.tools.calls import answer_call
 
 CLINIC = load_domain("clinic")
 UIDS = CLINIC.uids()
-TASKS = {uid: CLINIC.task(uid) for uid in UIDS}
 MUTATING = {tool.name for tool in CLINIC.tools if tool.mutates}
+
+
+@functools.cache
+def tasks():
+    """All frozen tasks, made when a test asks for them: each process of the suite imports this file."""
+    return {uid: CLINIC.task(uid) for uid in UIDS}
 
 
 # --- what the domain consists of ------------------------------------------------------------------------------
@@ -39,7 +45,7 @@ def test_there_are_enough_tables_tools_and_tasks_of_both_splits():
 def test_two_families_are_only_held_out_and_make_a_third_of_the_held_out_tasks():
     heldout_families = [name for name, family in CLINIC.families.items() if family.num_train == 0]
     assert heldout_families == ["waive_fee", "cancel_and_refill"]
-    heldout = [TASKS[uid] for uid in CLINIC.uids("heldout")]
+    heldout = [tasks()[uid] for uid in CLINIC.uids("heldout")]
     assert len(heldout) == 126
     assert sum(task.family in heldout_families for task in heldout) == 42
     assert {task.split for task in heldout} == {"heldout"}
@@ -47,7 +53,7 @@ def test_two_families_are_only_held_out_and_make_a_third_of_the_held_out_tasks()
 
 def test_families_refuse_ask_for_agreement_and_combine_requests_as_often_as_they_should():
     refusing, asking, combining = (collections.defaultdict(set) for _ in range(3))
-    for task in TASKS.values():
+    for task in tasks().values():
         refusing[task.family].add(any(call.tool == "record_refusal" for call in task.expected_calls))
         asking[task.family].update(value for topic, value in task.user.consents.items() if topic == "late_fee")
         combining[task.family].add(len(task.labels["requests"]))
@@ -58,7 +64,7 @@ def test_families_refuse_ask_for_agreement_and_combine_requests_as_often_as_they
 
 def test_some_callers_of_one_family_share_their_name_and_no_others_do():
     shared = collections.Counter()
-    for task in TASKS.values():
+    for task in tasks().values():
         names = collections.Counter(row["name"] for row in task.world["patients"])
         shared[task.family] += max(names.values()) > 1
     assert set(+shared) == {"refill_prescription"}
@@ -147,7 +153,7 @@ def wanted_calls(task):
 
 @pytest.mark.parametrize("family", CLINIC.families)
 def test_the_expected_calls_are_those_of_a_second_implementation_of_the_rules(family):
-    for task in (*TASKS.values(), *(CLINIC.families[family].build(number, "train") for number in range(900, 1000))):
+    for task in (*tasks().values(), *(CLINIC.families[family].build(number, "train") for number in range(900, 1000))):
         if task.family == family:
             expected = [(c.tool, *c.arguments.values()) for c in task.expected_calls if c.tool in MUTATING]
             assert sorted(expected) == sorted(wanted_calls(task)), task.uid
@@ -164,7 +170,7 @@ def play(task, calls):
 
 def test_the_order_of_independent_actions_does_not_matter():
     for uid in UIDS[::5]:
-        task = TASKS[uid]
+        task = tasks()[uid]
         calls = [(call.tool, call.arguments) for call in task.expected_calls]
         identity = [call for call in calls if call[0].startswith("verify")]
         actions = [call for call in calls if call[0] in MUTATING and call not in identity]

@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import integrate
 
 from tbx_envs.errors import ConfigError
 from tbx_envs.evaluation.metrics import (
@@ -60,9 +60,9 @@ def test_the_jeffreys_interval_holds_its_level_of_the_posterior(attempts, passes
     def density(rate):
         return rate ** (passes - 0.5) * (1 - rate) ** (attempts - passes - 0.5)
 
-    whole = integrate.quad(density, 0, 1, epsabs=0)[0]
-    assert integrate.quad(density, 0, low, epsabs=0)[0] / whole == pytest.approx(0.025, abs=1e-6)
-    assert integrate.quad(density, high, 1, epsabs=0)[0] / whole == pytest.approx(0.025, abs=1e-6)
+    whole = scipy.integrate.quad(density, 0, 1, epsabs=0)[0]
+    assert scipy.integrate.quad(density, 0, low, epsabs=0)[0] / whole == pytest.approx(0.025, abs=1e-6)
+    assert scipy.integrate.quad(density, high, 1, epsabs=0)[0] / whole == pytest.approx(0.025, abs=1e-6)
 
 
 def test_the_jeffreys_interval_reaches_the_end_that_was_observed():

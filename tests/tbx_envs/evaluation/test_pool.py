@@ -2,7 +2,7 @@ import dataclasses
 import json
 
 import pytest
-from scipy import integrate
+import scipy
 
 from tbx_envs.domains import load_domain
 from tbx_envs.errors import ConfigError
@@ -29,10 +29,10 @@ def test_masses_of_the_bands_are_integrals_of_the_posterior(passes):
     def density(rate):
         return rate ** (passes - 0.5) * (1 - rate) ** (8 - passes - 0.5)
 
-    whole = integrate.quad(density, 0, 1)[0]
+    whole = scipy.integrate.quad(density, 0, 1)[0]
     masses, low = band_masses(8, passes), 0.0
     for band, high in BANDS.items():
-        assert masses[band] == pytest.approx(integrate.quad(density, low, high)[0] / whole, abs=1e-6)
+        assert masses[band] == pytest.approx(scipy.integrate.quad(density, low, high)[0] / whole, abs=1e-6)
         low = high
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.stats
+import scipy
 from small_model import CONFIG, HYBRID_SIZES, SAMPLING, VOCABULARY, random_tokens, small_model
 
 from tbx_envs.errors import ActionError, ConfigError

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.stats
+import scipy
 
 from tbx_jax.keys import key_for
 from tbx_jax.sampler.sampling import gumbel_noise, sample, truncate
