@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tbx_envs.errors import CheckpointError, ConfigError, DomainError
-from tbx_envs.files import read_object, write_json
+from tbx_envs.files import read_object, storing, write_bytes, write_json
 from tbx_envs.version import __version__
 
 # Libraries that could change a result; each is listed only where it is installed.
@@ -50,7 +50,8 @@ def write_provenance(folder: Path | str, config: Mapping[str, Any], command: Seq
         "libraries": library_versions(),
     }
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    with storing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "run.json", record)
 
 
@@ -78,8 +79,9 @@ def provenance(
         before = {path: path.read_bytes() if path.is_file() else None for path in paths}
         write_provenance(folder, config, command)
         for name, text in records.items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_text(text, encoding="utf-8")
+            with storing(folder / name):
+                (folder / name).parent.mkdir(exist_ok=True)
+            write_bytes(folder / name, text.encode())
         try:
             yield
         except REFUSALS:
@@ -87,7 +89,7 @@ def provenance(
                 if earlier is None:
                     path.unlink(missing_ok=True)
                 else:
-                    path.write_bytes(earlier)
+                    write_bytes(path, earlier)
             raise
 
 
@@ -110,8 +112,10 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
     The lock belongs to this process: children do not inherit it, and it ends with the process, however that ends.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK).open("a+", encoding="utf-8") as file:
+    with storing(folder / _LOCK):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / _LOCK).open("a+", encoding="utf-8")
+    with lock as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:
