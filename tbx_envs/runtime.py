@@ -141,7 +141,7 @@ _TIME = "give a number of seconds above 0"
 
 def _is_time(seconds: Any) -> bool:
     """True for a time that a thread can wait."""
-    return isinstance(seconds, numbers.Real) and 0 < seconds <= threading.TIMEOUT_MAX
+    return isinstance(seconds, numbers.Real) and 0 < float(seconds) <= threading.TIMEOUT_MAX
 
 
 class Runtime(Protocol):
