@@ -245,6 +245,11 @@ def test_pool_freezes_the_tasks_of_the_wanted_bands(tbx, tmp_path):
         (["polcy=oracle"], "there is no key 'polcy'. Did you mean 'policy'?"),
         (["-m", "policy=orcale"], "Did you mean 'oracle'?"),
         (["policy=oracle", "tasks=heldot", "output_dir=there/a"], "Did you mean 'heldout'?"),
+        (["policy=oracle", "output_dir="], "output_dir= names no folder."),
+        (
+            ["agent=endpoint", "output_dir=runs/é=1"],
+            "agent.endpoint.base_url, agent.endpoint.model missing. Add agent.",
+        ),
         (["policy=oracle", "output_dir=/dev/null/a"], "StorageError: /dev/null/a cannot be read or written: Not a dir"),
     ],
 )

@@ -167,6 +167,9 @@ def validated(record: type[R], composed: DictConfig | dict[str, Any]) -> R:
     Raises:
         ConfigError: the configuration has problems; the message lists all of them, each with the path of its key.
     """
+    if isinstance(composed, DictConfig) and (missing := sorted(OmegaConf.missing_keys(composed))):
+        needed = " ".join(f"{key}=..." for key in missing)
+        raise ConfigError(f"{', '.join(missing)} missing. Add {needed}")
     try:
         plain = (
             OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
