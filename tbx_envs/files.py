@@ -149,7 +149,7 @@ def parsed_yaml(text: str) -> Any:
     """The value of a YAML text in which aliases repeat only so much.
 
     Aliases and merge keys share what they name, so a few hundred bytes can stand for billions of values as soon as
-    somebody writes them out: the size is computed before any value is made.
+    they are written out: the size is computed before any value is made.
 
     Raises:
         yaml.YAMLError: not YAML, or aliases that stand for too much.
