@@ -210,7 +210,7 @@ def plan_of(seed: int, number: int, share: float) -> Plan:
 
 
 class Soak:
-    """The episodes, what they deserve, and what came of them."""
+    """The episodes, what they deserve, and their results."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -226,7 +226,7 @@ class Soak:
         """Run an episode and judge its outcome."""
         try:
             episode = self._clinic(plan) if "/" in plan.uid else self._till(plan)
-        except Exception as error:  # the boundary of the campaign: whatever it is, it is counted and shown
+        except Exception as error:  # the boundary of the soak test: any error is counted and shown
             self._note("errors", f"{plan}: {type(error).__name__}: {error}")
             return
         kind = "void" if episode.fault is not None else "scored"
@@ -388,7 +388,7 @@ def held(folder: Path) -> dict[str, Any]:
 
 
 def soak(episodes: int, concurrency: int, share: float, seed: int) -> dict[str, Any]:
-    """Run the campaign; the figures of the module's docstring."""
+    """Run the soak test; the figures of the module's docstring."""
     folder = Path(tempfile.mkdtemp(prefix="tbx-soak-"))
     was, tempfile.tempdir = tempfile.tempdir, str(folder)
     test_code.SILENCE_S = launcher.SILENCE_S = SILENCE_S  # type: ignore[attr-defined]

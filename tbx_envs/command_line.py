@@ -6,6 +6,7 @@ Positional arguments may stand before and after options.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ from tbx_envs.errors import ConfigError, did_you_mean
 # What may stand where a keyboard has a hyphen: an editor or a page has replaced it.
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d"
 LARGEST_PORT = 65535
+SETTING = "key=value"  # metavar of arguments that are settings
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -33,7 +35,23 @@ class ArgumentParser(argparse.ArgumentParser):
             self.error(str(error))
         if unknown:
             self.error(self._unknown(unknown[0]))
+        self._refuse_misplaced(given)
         return given
+
+    def _refuse_misplaced(self, given: argparse.Namespace) -> None:
+        """Refuse `policy=nano` where `nano` is wanted, and a setting where something else comes first."""
+        takes_settings = any(action.metavar == SETTING for action in self._actions)
+        for action in self._actions:
+            value = getattr(given, action.dest, None)
+            if action.option_strings or action.nargs is not None or not isinstance(value, str):
+                continue
+            name, equals, rest = value.partition("=")
+            if not equals or os.path.exists(value):
+                continue
+            if name == action.dest:
+                self.error(f"'{value}': {name} is told by its place. Write {rest}")
+            if takes_settings and name.replace(".", "_").isidentifier():
+                self.error(f"'{value}' is a setting, and before it {action.dest} is missing")
 
     def _unknown(self, word: str) -> str:
         if not word.startswith("-"):

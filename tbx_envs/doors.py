@@ -4,7 +4,7 @@ docs/architecture.md lists the doors. Each of them calls a function of this modu
 ask whether a text can be encoded, whether a value has a form, or whether an exception can be printed.
 
 Half of a surrogate pair is no character: no tokenizer, file or socket takes it. Words are cleaned (it becomes U+FFFD,
-as in every decoder). Arguments of a call are not, since a tool must not get a value that nobody wrote: such a call is
+as in every decoder). Arguments of a call are not, since a tool must not get a value that no one wrote: such a call is
 answered as invalid.
 """
 

@@ -149,7 +149,7 @@ def parsed_yaml(text: str) -> Any:
     """The value of a YAML text in which aliases repeat only so much.
 
     Aliases and merge keys share what they name, so a few hundred bytes can stand for billions of values as soon as
-    somebody writes them out: the size is computed before any value is made.
+    they are written out: the size is computed before any value is made.
 
     Raises:
         yaml.YAMLError: not YAML, or aliases that stand for too much.
@@ -213,16 +213,25 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write lines, completely or not at all: into a file beside it, which then takes its place.
+    """Write lines, completely or not at all; raises as `write_bytes`."""
+    _write(path, (line.encode("utf-8") + b"\n" for line in lines))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file, completely or not at all: into one beside it, which then takes its place.
 
     Raises:
         StorageError: the file cannot be written; the one that was there is as it was.
     """
+    _write(path, [content])
+
+
+def _write(path: Path, parts: Iterable[bytes]) -> None:
     new = path.with_name(path.name + ".new")
     with storing(path):
         try:
-            with new.open("w", encoding="utf-8") as file:
-                file.writelines(line + "\n" for line in lines)
+            with new.open("wb") as file:
+                file.writelines(parts)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(new, path)

@@ -20,7 +20,7 @@ from tbx_envs.errors import ConfigError
 
 PASS_VARIABLES = "TBX_PASS_VARIABLES"
 
-# Whole names, never prefixes: `TBX_TOKEN` and `PYTHONANYWHERE_API_TOKEN` are somebody's secrets, and LC_* travels
+# Whole names, never prefixes: `TBX_TOKEN` and `PYTHONANYWHERE_API_TOKEN` are secrets, and LC_* travels
 # through ssh with anything in it.
 ALLOWED = frozenset(
     (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Sequence
 
 from tbx_envs.env import ToolEnv
@@ -19,6 +20,9 @@ HELP = """\
   /rules                shows the rules you must follow
   /done [words]         says the last words and ends the conversation
   /quit                 leaves before the end"""
+
+# A name, and what arguments begin with: an object, a bracket as in Python, or the name of the first one.
+_WRITTEN_CALL = re.compile(r"(\w+)\s*([{(]|\w+\s*=)")
 
 
 def play(env: ToolEnv, seed: int, read: Callable[[], str], write: Callable[[str], None]) -> bool | None:
@@ -45,6 +49,7 @@ def play(env: ToolEnv, seed: int, read: Callable[[], str], write: Callable[[str]
         try:
             line = read().strip()
         except EOFError:
+            write("")  # the prompt is left open
             return None
         if line == "/quit":
             return None
@@ -77,8 +82,8 @@ def _turn(env: ToolEnv, line: str, write: Callable[[str], None]) -> Turn | None:
     """The turn of a line; None when the line was a question to the terminal, which is answered here."""
     names = [tool["function"]["name"] for tool in env.tools]
     if not line.startswith("/"):
-        if _looks_like_a_call(line, names):
-            write(f"Nothing was said. With a slash it is a call: /{line}\nTo say these words to the user: /say {line}")
+        if (call := _call_meant(line, names)) is not None:
+            write(f"Nothing was said. With a slash it is a call: {call}\nTo say these words to the user: /say {line}")
             return None
         return Turn(text=line) if line else None
     command, _, rest = line[1:].partition(" ")
@@ -96,15 +101,20 @@ def _turn(env: ToolEnv, line: str, write: Callable[[str], None]) -> Turn | None:
         case _ if command in names:
             return _call(command, rest, write)
         case _:
-            near = did_you_mean(command, [*names, *COMMANDS])
+            near = did_you_mean(f"/{command}", [f"/{known}" for known in (*names, *COMMANDS)])
             write(f"'/{command}' is neither a command nor a tool.{near}\n{HELP}")
     return None
 
 
-def _looks_like_a_call(line: str, names: Sequence[str]) -> bool:
-    """True for a tool's name, alone or with arguments, and for a command's name alone."""
-    word, _, rest = line.partition(" ")
-    return (word in names and rest.lstrip()[:1] in ("", "{")) or line in COMMANDS
+def _call_meant(line: str, names: Sequence[str]) -> str | None:
+    """What a line without a slash should be: it is a command's name, or a tool's, alone or with arguments in any of
+    the ways in which people write them; None for words."""
+    if line in COMMANDS or line in names:
+        return f"/{line}"
+    written = _WRITTEN_CALL.match(line)
+    if written is None or written[1] not in names:
+        return None
+    return f"/{line}" if written[2] == "{" else f'/{written[1]} {{"key": "value"}}'
 
 
 def _call(name: str, text: str, write: Callable[[str], None]) -> Turn | None:

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Mapping
+import numbers
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
+from tbx_envs.doors import shown
 from tbx_envs.endpoints.costs import TokenUsage, usage_counts
 from tbx_envs.episode import CheckReport, Episode
 from tbx_envs.errors import ActionError, did_you_mean
@@ -66,7 +69,7 @@ class EpisodeOptions:
         check_timeout_s: time limit of the code of a dataset's check.
 
     Raises:
-        ActionError: an unknown `start`, or a clock that is not a `datetime`.
+        ActionError: a value that no episode could use, and for which every one would be void.
     """
 
     chat_format: str = "hermes"
@@ -80,12 +83,26 @@ class EpisodeOptions:
     check_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
+        for name, wanted in self._wrong():
+            raise ActionError(f"{name}={shown(getattr(self, name))}: {wanted}.")
+
+    def _wrong(self) -> Iterator[tuple[str, str]]:
+        """Name of each option that has a wrong value, and what it should be."""
+        if not isinstance(self.chat_format, str):
+            yield "chat_format", "give the name of a format, such as 'hermes'"
+        if self.user is not None and not callable(self.user):
+            yield "user", "give a function (task, domain, seed) that makes the user, or None for the task's own"
+        if not _is_time(self.check_timeout_s):
+            yield "check_timeout_s", _TIME
+        for name in ("tool_timeout_s", "user_timeout_s"):
+            if getattr(self, name) is not None and not _is_time(getattr(self, name)):
+                yield name, f"{_TIME}, or None"
         if self.start not in ("fork", "spawn"):
-            raise ActionError(f"start={self.start!r}: the servers of a dataset start by 'fork' or by 'spawn'.")
+            yield "start", "the servers of a dataset start by 'fork' or by 'spawn'"
         if not isinstance(self.clock, datetime.datetime | None):
-            raise ActionError(
-                f"clock={self.clock!r}: give a datetime.datetime, such as datetime.datetime(2025, 10, 1, 13)."
-            )
+            yield "clock", "give a datetime.datetime, such as datetime.datetime(2025, 10, 1, 13)"
+        if not isinstance(self.clock_runs, bool):
+            yield "clock_runs", "give True or False"
 
     @classmethod
     def of(cls, options: EpisodeOptions | None, given: Mapping[str, Any]) -> EpisodeOptions:
@@ -117,6 +134,14 @@ class EpisodeOptions:
                     f"ToolEnv has no option {name!r}.{did_you_mean(name, known)} Its options: {', '.join(known)}."
                 )
         return dataclasses.replace(self, **given)
+
+
+_TIME = "give a number of seconds above 0"
+
+
+def _is_time(seconds: Any) -> bool:
+    """True for a time that a thread can wait."""
+    return isinstance(seconds, numbers.Real) and 0 < float(seconds) <= threading.TIMEOUT_MAX
 
 
 class Runtime(Protocol):

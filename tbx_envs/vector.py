@@ -7,7 +7,7 @@ slot's episode as void without disturbing the others. `ToolVectorEnv` is the sam
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Unpack
 
@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from tbx_envs.doors import shown
 from tbx_envs.env import ToolEnv
 from tbx_envs.episode import Episode, Fault
 from tbx_envs.errors import ActionError, DomainError, EnvironmentFault, TaskFault
@@ -22,6 +23,7 @@ from tbx_envs.messages import Message, Turn
 from tbx_envs.rendering import transcript_text
 from tbx_envs.runtime import EpisodeOptions, GivenOptions
 from tbx_envs.spaces import AnyText
+from tbx_envs.tools.given_turn import action_problem
 
 # Slots whose environments wait for other processes are stepped in threads, at most this many at a time.
 _MAX_THREADS = 32
@@ -41,6 +43,17 @@ class SlotOutcome:
     messages: tuple[Message, ...]
     ended: bool
     fault: Fault | None
+
+
+def _refuse_others(actions: Mapping[int, str | Turn]) -> None:
+    """Check that all slots get actions, before one of them is stepped.
+
+    Raises:
+        ActionError: one gets something else.
+    """
+    for slot, action in actions.items():
+        if (problem := action_problem(action)) is not None:
+            raise ActionError(f"the action of slot {slot} is {problem}. No slot was stepped.")
 
 
 class EpisodeSlots:
@@ -88,11 +101,12 @@ class EpisodeSlots:
         """One turn in each slot given; the outcomes are in the same order.
 
         Raises:
-            ActionError: a slot runs no episode; then no slot was stepped.
+            ActionError: a slot runs no episode, or something is no action; then no slot was stepped.
         """
         idle = [slot for slot in actions if not self._running[slot]]
         if idle:
             raise ActionError(f"advance() of slots {idle}: they run no episode; start() them first.")
+        _refuse_others(actions)
         together = [slot for slot in actions if self.env(slot).waits]
         if len(together) < 2:
             return {slot: self._advance_one(slot, action) for slot, action in actions.items()}
@@ -191,8 +205,12 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
             if uid is None:
                 raise ActionError("ToolVectorEnv got neither uid nor uids; name one task, or one for each slot.")
             uids = [uid] * num_envs
+        elif isinstance(uids, str):
+            raise ActionError(f"ToolVectorEnv got uids={uids!r}; give a list of task ids, or uid for one task.")
         elif num_envs not in (1, len(uids)):
             raise ActionError(f"ToolVectorEnv got {len(uids)} uids for num_envs={num_envs}; give one for each slot.")
+        if not uids:
+            raise ActionError("ToolVectorEnv got no slot; give num_envs=1 or more.")
         self.uids = tuple(uids)
         self.num_envs = len(self.uids)
         self.single_observation_space = AnyText()
@@ -240,8 +258,11 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
         """One turn in each slot; None leaves a slot as it is, with observation "" and reward 0.0, and ends nothing.
 
         Raises:
-            ActionError: a slot with an action has no running episode; then no slot was stepped.
+            ActionError: a slot with an action has no running episode, or something is no action; then no slot was
+                stepped.
         """
+        if isinstance(actions, str | Mapping) or not isinstance(actions, Iterable):
+            raise ActionError(f"step() got {shown(actions)}; give a list with one action for each slot.")
         actions = list(actions)
         if len(actions) != self.num_envs:
             raise ActionError(f"step() of {self.num_envs} slots got {len(actions)} actions; give one for each slot.")
@@ -251,6 +272,7 @@ class ToolVectorEnv(VectorEnv[tuple[str, ...], Sequence[str | Turn | None], np.n
                 f"step(): slots {ended} run no episode. Reset them with options={{'reset_mask': ...}}, or "
                 f"give None as their action."
             )
+        _refuse_others({slot: action for slot, action in enumerate(actions) if action is not None})
         observations = [""] * self.num_envs
         rewards = np.zeros(self.num_envs, np.float64)
         terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)

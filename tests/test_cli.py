@@ -1,7 +1,10 @@
 """Plain subcommands run in this process; Hydra's programs in processes of their own, since Hydra has global
 state."""
 
+import errno
+import io
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -111,6 +114,51 @@ def test_the_traceback_is_shown_on_request(monkeypatch):
         main(["tasks", "show", "clinic/nothing/000"])
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            PermissionError(errno.EACCES, "Permission denied", "kept/rows.jsonl"),
+            "kept/rows.jsonl cannot be read or",
+        ),
+        (OSError(errno.ENOSPC, "No space left on device"), "a file, cannot be read or written: No space left on dev"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_message(error, told, monkeypatch, capsys):
+    def fail(*given):
+        raise error
+
+    monkeypatch.setattr(type(commands()["report"]), "run", fail)
+    assert main(["report", "kept"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("StorageError: ") and told in said and said.count("\n") == 1
+    monkeypatch.setenv("TBX_TRACEBACK", "1")
+    with pytest.raises(OSError):
+        main(["report", "kept"])
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+@pytest.mark.parametrize("arguments", [["--help"], ["tasks", "list"]])
+def test_output_that_no_one_reads_is_no_error_and_output_without_room_is_told(arguments, monkeypatch, capsys):
+    reading, writing = os.pipe()
+    os.close(reading)
+    for descriptor, code in ((writing, 0), (os.open("/dev/full", os.O_WRONLY), 2)):
+        with open(descriptor, "w") as output:
+            monkeypatch.setattr(sys, "stdout", output)
+            assert main(arguments) == code
+    monkeypatch.setattr(sys, "stdout", None)  # closed when Python started
+    assert main(arguments) == 0
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_a_name_that_the_terminal_cannot_show_is_shown_escaped(monkeypatch):
+    with io.TextIOWrapper(io.BytesIO(), "ascii") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert main(["tasks"]) == 2
+        print("b\u00fcro\udcff", file=output, flush=True)
+        assert output.buffer.getvalue() == rb"b\xfcro\udcff" + b"\n"
+
+
 @pytest.mark.parametrize(("name", "resumes"), [("evaluate", True), ("train", True), ("play", False), ("sft", False)])
 def test_an_interruption_says_how_to_resume_what_can_be(name, resumes, monkeypatch, capsys):
     def interrupted(*given):
@@ -198,6 +246,12 @@ def test_pool_freezes_the_tasks_of_the_wanted_bands(tbx, tmp_path):
         (["polcy=oracle"], "there is no key 'polcy'. Did you mean 'policy'?"),
         (["-m", "policy=orcale"], "Did you mean 'oracle'?"),
         (["policy=oracle", "tasks=heldot", "output_dir=there/a"], "Did you mean 'heldout'?"),
+        (["policy=oracle", "output_dir="], "output_dir= names no folder."),
+        (
+            ["agent=endpoint", "output_dir=runs/é=1"],
+            "agent.endpoint.base_url, agent.endpoint.model missing. Add agent.",
+        ),
+        (["policy=oracle", "output_dir=/dev/null/a"], "StorageError: /dev/null/a cannot be read or written: Not a dir"),
     ],
 )
 def test_a_misspelt_run_is_told_what_is_wrong_ends_with_two_and_leaves_nothing(tbx, tmp_path, arguments, told):

@@ -18,6 +18,7 @@ from typing import Any
 
 from tbx_envs.chat import hermes, llama3_json, qwen3_coder
 from tbx_envs.chat.parts import MAX_CALLS, TooManyCalls
+from tbx_envs.doors import clean_text
 from tbx_envs.errors import ConfigError, did_you_mean
 from tbx_envs.messages import BadCall, Turn
 
@@ -63,7 +64,7 @@ def interpret(
             f"Known: {', '.join(sorted(_FORMATS))}; add one with register_format."
         )
     ids = (f"call_{number}" for number in itertools.count(first_call))
-    readable = raw if raw.isascii() else raw.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    readable = clean_text(raw)
     try:
         turn = bounded(_FORMATS[chat_format](readable, ids, schemas), first_call)
     except TooManyCalls:

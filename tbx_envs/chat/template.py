@@ -51,7 +51,7 @@ _USER = Text("user", "a")
 _MARK, _OTHER_MARK = "zqz", "xqx"  # words that can be found in the rendered text
 _TWO_CALLS = (ToolCall("call_0", "find", {}), ToolCall("call_1", "note", {}))
 
-_CACHE_BYTES = 64 * 2**20  # of rendered openings and continuations, whoever asked for them
+_CACHE_BYTES = 64 * 2**20  # of rendered openings and continuations, of all conversations together
 
 # Tokens with which models end a turn regardless of their template: the end of the text, and for Llama the end of a
 # message that a tool is expected to answer. Servers stop there too.
@@ -226,7 +226,7 @@ class ChatTemplate:
         return self._text.render(to_chat(messages), tools, generation_prompt=generation_prompt)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of rendered text, whoever wrote its parts; nothing is prepended."""
+        """The tokens of rendered text with the parts of all speakers; nothing is prepended."""
         return exactly_encoded(self._tokenizer, text)
 
     def _marked(self, messages: Sequence[Message]) -> Sequence[Message]:

@@ -1,6 +1,6 @@
 """A dry run of a chat template that counts what it does, so that one that never ends is refused before it is rendered.
 
-A template is a program out of somebody's model folder. The sandbox it runs in keeps it from files and attributes, but
+A template is a program out of any model folder. The sandbox it runs in keeps it from files and attributes, but
 not from nested loops, and `{{ 'x' * 3000000000 }}` is one expression. So the template is first rendered on a few
 messages, in a sandbox of the same kind where every turn of a loop and every character costs. Counting makes the answer
 the same on every machine. What a template does only on other messages is not found this way.

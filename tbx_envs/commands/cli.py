@@ -10,8 +10,10 @@ traceback.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import importlib.metadata
+import io
 import os
 import sys
 import warnings
@@ -20,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from tbx_envs.command_line import refuse_dashes
 from tbx_envs.commands.command import BrokenCommand, Command, HydraCommand
 from tbx_envs.doors import words_of
-from tbx_envs.errors import ConfigError, TbxError, did_you_mean
+from tbx_envs.errors import ConfigError, StorageError, TbxError, did_you_mean
 from tbx_envs.version import DISTRIBUTION, __version__
 
 GROUP = "tbx.commands"
@@ -32,16 +34,23 @@ _EXTRA_OF = {
     "gguf": "smollm2",
     "matplotlib": "demo",
 }
+# Errors of the operating system that are about a file or folder which a person named, or about the room for it.
+_OF_FILES = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name or a message may have what the terminal cannot show
+        sys.stdout.reconfigure(errors="backslashreplace")
+    words = sys.argv[1:] if arguments is None else list(arguments)
     with _warnings_for_people():
-        return _run(arguments)
+        return _guarded(lambda: _run(words), words[0] if words else "")
 
 
-def _run(arguments: Sequence[str] | None) -> int:
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+def _run(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())
         return 0 if arguments else 2
@@ -60,12 +69,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     if name not in commands():
         print(f"tbx: unknown command '{name}'.{did_you_mean(name, commands())}\n\n{_help()}", file=sys.stderr)
         return 2
-    return _guarded(lambda: _run_command(name, rest), name)
-
-
-def _run_command(name: str, words: Sequence[str]) -> int:
-    refuse_dashes(f"tbx {name}", words)
-    return commands()[name].run(words)
+    refuse_dashes(f"tbx {name}", rest)
+    return commands()[name].run(rest)
 
 
 @contextlib.contextmanager
@@ -104,10 +109,13 @@ def _loaded(point: importlib.metadata.EntryPoint) -> Command | HydraCommand | Br
     return command
 
 
-def _guarded(command: Callable[[], int | None], name: str) -> int:
-    """The process boundary: exceptions of tbx become one message and an exit code."""
+def _guarded(command: Callable[[], int], name: str) -> int:
+    """The process boundary: exceptions of tbx, and files that cannot be used, become one message and an exit code."""
     try:
-        return command() or 0
+        code = command()
+        if sys.stdout is not None:
+            sys.stdout.flush()  # what cannot be written is told here, not when Python ends
+        return code
     except TbxError as error:
         if os.environ.get("TBX_TRACEBACK"):
             raise
@@ -123,13 +131,35 @@ def _guarded(command: Callable[[], int | None], name: str) -> int:
         print(f"{type(missing).__name__}: {missing}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        resumes = getattr(commands()[name], "resumes", False)
+        resumes = getattr(commands().get(RENAMED_COMMANDS.get(name, name)), "resumes", False)
         how = "; the same command with the same output_dir resumes from here" if resumes else ""
         print(f"interrupted{how}.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `tbx tasks list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()
         return 0
+    except OSError as error:
+        if error.errno not in _OF_FILES or os.environ.get("TBX_TRACEBACK"):
+            raise
+        _write_no_more()
+        place = "the output, or a file," if error.filename is None else error.filename
+        failure = StorageError(
+            f"{place} cannot be read or written: {error.strerror}. Give another file or folder, or make room or "
+            f"change the permissions there. (TBX_TRACEBACK=1 shows where it was used.)"
+        )
+        print(f"{type(failure).__name__}: {failure}", file=sys.stderr)
+        return 2
+
+
+def _write_no_more() -> None:
+    """Let what is still buffered for an output that takes nothing more go nowhere."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _help() -> str:

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tbx_envs.commands.overrides import near_key
+from tbx_envs.doors import shown
 from tbx_envs.endpoints.config import EndpointConfig
 from tbx_envs.errors import ConfigError
 
@@ -166,6 +167,9 @@ def validated(record: type[R], composed: DictConfig | dict[str, Any]) -> R:
     Raises:
         ConfigError: the configuration has problems; the message lists all of them, each with the path of its key.
     """
+    if isinstance(composed, DictConfig) and (missing := sorted(OmegaConf.missing_keys(composed))):
+        needed = " ".join(f"{key}=..." for key in missing)
+        raise ConfigError(f"{', '.join(missing)} missing. Add {needed}")
     try:
         plain = (
             OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
@@ -193,7 +197,9 @@ def _problem(item: Any, keys: Sequence[str]) -> str:
     key = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
         return f"  {key}: there is no such key.{near_key(key, keys)}"
-    return f"  {key}: {item['msg']} (given: {item['input']!r})"
+    if item["type"] == "missing":  # what was given is all that is around it
+        return f"  {key}: is missing. conf/ has its default; give {key}=..."
+    return f"  {key}: {item['msg']} (given: {shown(item['input'])})"
 
 
 def _keys(record: type[pydantic.BaseModel], before: str = "") -> Iterator[str]:

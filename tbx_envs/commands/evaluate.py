@@ -192,6 +192,11 @@ def build_agent(config: AttemptsConfig, error_rate: float, uids: Sequence[str], 
         ConfigError: no policy model with that name or folder, no endpoint for `policy=endpoint`, or tasks that the
             agent cannot attempt.
     """
+    if config.agent.kind == "endpoint" and config.policy != "endpoint":
+        raise ConfigError(
+            f"agent=endpoint is the model of policy=endpoint, and policy={config.policy} would be measured. Add "
+            f"policy=endpoint, or leave agent=endpoint out."
+        )
     options = episode_options(config, endpoints)
     concurrency = concurrency_for(config.environment, uids, endpoints)
     match config.policy:

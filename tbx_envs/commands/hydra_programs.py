@@ -38,7 +38,7 @@ def run_hydra_program(name: str, record: type[R], program: Callable[[R], Any], a
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    arguments = [quoted_pattern(renamed(argument)) for argument in arguments]
+    arguments = [quoted(renamed(argument)) for argument in arguments]
 
     @hydra.main(version_base=None, config_path="pkg://tbx_conf", config_name=name)
     def main(composed: Any) -> None:
@@ -65,6 +65,7 @@ def run_hydra_program(name: str, record: type[R], program: Callable[[R], Any], a
             raise
 
     options, overrides = sorted_words(name, arguments)
+    _refuse_no_folder(name, overrides)
     # Hydra's parser accepts overrides only in one block, and people write `seed=0,1 -m` as well as `-m seed=0,1`.
     sys.argv = [f"tbx {name}", *options, *_QUIET, *overrides, f"hydra.job.name={name}"]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises errors, so that the command line can word them
@@ -73,6 +74,17 @@ def run_hydra_program(name: str, record: type[R], program: Callable[[R], Any], a
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(reworded(name, overrides, error)) from error
     return 0
+
+
+def _refuse_no_folder(name: str, overrides: Sequence[str]) -> None:
+    """Refuse an empty output_dir, as a variable without a value gives it: the run would be in the working folder."""
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if key == "output_dir" and equals and value.strip("'\" ") in ("", "null"):
+            raise ConfigError(
+                f"tbx {name}: {override} names no folder. Give one (output_dir=. is the working folder), or leave it "
+                f"out."
+            )
 
 
 def _hydra_records(composed: Any) -> dict[str, str]:
@@ -111,11 +123,18 @@ def renamed(argument: str) -> str:
     return f"{key[1] or ''}{RENAMED_KEYS[key[2]]}{argument[key.end() :]}"
 
 
-def quoted_pattern(argument: str) -> str:
-    """An override whose value is a pattern with brackets, quoted: Hydra's grammar knows brackets of lists only.
+# A pattern with brackets, where Hydra's grammar knows brackets of lists only; and a path with characters that it does
+# not know, such as letters with accents. What has a meaning in the grammar is in neither.
+_PATTERN = re.compile(r"[\w*?/.:-]+(?:\[[\w!-]+\][\w*?/.:-]*)+")
+_PATH = re.compile(r"[^\s'\"\\\[\]{}(),$]*[^\s'\"\\\[\]{}(),$\w./@:%+|?*~-][^\s'\"\\\[\]{}(),$]*", re.ASCII)
 
-    >>> quoted_pattern("tasks=clinic/refill/00[01]"), quoted_pattern("seeds=[0,1]")
-    ("tasks='clinic/refill/00[01]'", 'seeds=[0,1]')
+
+def quoted(argument: str) -> str:
+    """An override whose value is a word that Hydra's grammar does not know, quoted.
+
+    >>> quoted("tasks=clinic/refill/00[01]"), quoted("seeds=[0,1]"), quoted("output_dir=runs/lr=3")
+    ("tasks='clinic/refill/00[01]'", 'seeds=[0,1]', "output_dir='runs/lr=3'")
     """
     key, _, value = argument.partition("=")
-    return f"{key}='{value}'" if re.fullmatch(r"[\w*?/.:-]+(?:\[[\w!-]+\][\w*?/.:-]*)+", value) else argument
+    is_word = _PATTERN.fullmatch(value) or _PATH.fullmatch(value)
+    return f"{key}='{value}'" if is_word and not key.startswith("-") else argument

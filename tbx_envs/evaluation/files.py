@@ -56,7 +56,8 @@ class RunLog:
         self._rows_path = rows_path
         self._episodes_path = rows_path.with_name("episodes.jsonl")
         self._voids_path = rows_path.with_name("voids.jsonl")
-        rows_path.parent.mkdir(parents=True, exist_ok=True)
+        with storing(rows_path):
+            rows_path.parent.mkdir(parents=True, exist_ok=True)
         header = _header_in(rows_path.parent)
         if header is not None:
             _refuse_another(_fingerprint(header), fingerprint, header)

@@ -19,7 +19,7 @@ from tbx_envs.errors import ConfigError, DomainError
 from tbx_envs.evaluation import beta
 from tbx_envs.evaluation.files import with_current_keys
 from tbx_envs.evaluation.metrics import Tally
-from tbx_envs.files import read_object, write_json
+from tbx_envs.files import read_object, storing, write_json
 from tbx_envs.sources import find_task, task_hash
 from tbx_envs.thinkingbox.dataset import is_dataset_uid
 from tbx_envs.thinkingbox.dataset.guard import MARK, benchmark_uids, refuse_benchmark
@@ -174,7 +174,8 @@ def save_pool(pool: Pool, path: Path) -> None:
         if there != record:
             raise ConfigError(f"{path} holds another pool, and a pool never changes. Choose another file.")
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with storing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, record)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tbx_envs.errors import CheckpointError, ConfigError, DomainError
-from tbx_envs.files import read_object, write_json
+from tbx_envs.files import read_object, storing, write_bytes, write_json
 from tbx_envs.version import __version__
 
 # Libraries that could change a result; each is listed only where it is installed.
@@ -30,6 +30,8 @@ LIBRARIES = (
 # What refuses a command before its run has begun.
 REFUSALS = (ConfigError, DomainError, CheckpointError)
 _LOCK = ".lock"
+# Subcommand -> one whose runs it can go on with: a pool is chosen by an evaluation run, and `sft` was called otherwise.
+_KINDS = {"pool": "evaluate", "warmstart": "sft"}
 
 
 def write_provenance(folder: Path | str, config: Mapping[str, Any], command: Sequence[str]) -> None:
@@ -50,7 +52,8 @@ def write_provenance(folder: Path | str, config: Mapping[str, Any], command: Seq
         "libraries": library_versions(),
     }
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    with storing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "run.json", record)
 
 
@@ -70,16 +73,19 @@ def provenance(
         records: further files about the run: path in the folder -> text.
 
     Raises:
-        ConfigError: another process is working in this folder.
+        ConfigError: another process is working in this folder, or it has a run of another kind, whose record would be
+            lost.
     """
     folder = Path(folder)
     with _alone_in(folder):
+        _refuse_another_kind(folder, command)
         paths = [folder / name for name in ("run.json", *records)]
         before = {path: path.read_bytes() if path.is_file() else None for path in paths}
         write_provenance(folder, config, command)
         for name, text in records.items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_text(text, encoding="utf-8")
+            with storing(folder / name):
+                (folder / name).parent.mkdir(exist_ok=True)
+            write_bytes(folder / name, text.encode())
         try:
             yield
         except REFUSALS:
@@ -87,20 +93,33 @@ def provenance(
                 if earlier is None:
                     path.unlink(missing_ok=True)
                 else:
-                    path.write_bytes(earlier)
+                    write_bytes(path, earlier)
             raise
+
+
+def _refuse_another_kind(folder: Path, command: Sequence[str]) -> None:
+    """Refuse a folder with the run of another subcommand; an evaluation run may become that of a pool."""
+    try:
+        record = read_object(folder / "run.json", "the record of a run", to_do="")
+        there, asked = record["command"][1], command[1]
+    except (ConfigError, LookupError, TypeError):  # none, or one that says nothing
+        return
+    if _KINDS.get(there, there) != _KINDS.get(asked, asked):
+        raise ConfigError(f"{folder} has a run of `tbx {there}`. Choose another output_dir for `tbx {asked}`.")
 
 
 def remove_traces(folder: Path | str) -> None:
     """Remove the folder of a run that was refused before it wrote anything, and folders around it that hold nothing
-    else; does nothing where there is anything of a run."""
+    else; does nothing where there is anything of a run. The working folder stays, and what it is in."""
     folder = Path(folder).absolute()
     if not folder.is_dir() or {path.name for path in folder.rglob("*")} - {_LOCK, ".hydra"}:
         return
     (folder / _LOCK).unlink(missing_ok=True)
-    around = (parent for parent in folder.parents if parent.is_relative_to(Path.cwd()) and parent != Path.cwd())
+    folder, here = folder.resolve(), Path.cwd()
+    around = (parent for parent in folder.parents if parent.is_relative_to(here) and parent != here)
+    made = () if here.is_relative_to(folder) else (folder, *around)
     with contextlib.suppress(OSError):  # the first that is not empty ends it
-        for empty in (*folder.glob(".hydra"), folder, *around):
+        for empty in (*folder.glob(".hydra"), *made):
             empty.rmdir()
 
 
@@ -110,8 +129,10 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
     The lock belongs to this process: children do not inherit it, and it ends with the process, however that ends.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK).open("a+", encoding="utf-8") as file:
+    with storing(folder / _LOCK):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / _LOCK).open("a+", encoding="utf-8")
+    with lock as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:

@@ -271,10 +271,13 @@ def run_notes(summary: Mapping[str, Any], k: int) -> list[str]:
         )
     for uid, reason in summary.get("set_aside", {}).items():
         notes.append(f"Set aside, since it cannot be run: {uid}: {reason}")
-    if summary["tasks_short"]:
+    without = summary["tasks_without_clean_attempts"]
+    if without:
+        notes.append(f"{without} tasks have no clean attempt and count in no measure.")
+    if summary["tasks_short"] > without:
         least, most = summary["attempts_per_task"]
         notes.append(
-            f"{summary['tasks_short']} tasks have fewer than {k} clean attempts (from {least} to {most}); "
+            f"{summary['tasks_short'] - without} tasks have fewer than {k} clean attempts (from {least} to {most}); "
             f"they count in pass@1, and not in pass@{k}, pass^{k} and {k}/{k}."
         )
     if summary.get("costs"):

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tbx_envs.agents import Agent, Attempt
+from tbx_envs.doors import shown
 from tbx_envs.episode import Episode
 from tbx_envs.errors import CheckFault, ConfigError, DomainError, PolicyFault, TaskFault
 from tbx_envs.evaluation.files import Row, RunLog
@@ -70,11 +71,15 @@ def run(
         The rows of all attempts, including those kept, by task in the order of `uids` and by attempt.
 
     Raises:
-        ConfigError: the folder holds an evaluation run with another fingerprint, a task is given twice, or the agent
-            has no method `run`.
-        PolicyFault: the agent as a whole failed, or yielded other episodes than asked for. Finished attempts stay in
-            the file.
+        ConfigError: the folder holds an evaluation run with another fingerprint, a task is given twice, `uids` or
+            `attempts` is no such thing, or the agent has no method `run`.
+        PolicyFault: the agent as a whole failed, or yielded other episodes than asked for, or none. Finished attempts
+            stay in the file.
     """
+    if isinstance(uids, str):
+        raise ConfigError(f"uids={uids!r} is a text; give a list of task ids, such as select_tasks({uids!r}).")
+    if attempts < 1:
+        raise ConfigError(f"attempts={attempts}: give the number of attempts at each task, 1 or more.")
     if len(set(uids)) < len(uids):
         raise ConfigError(f"{len(uids) - len(set(uids))} task(s) are given twice; give each once.")
     make_attempts = _attempts_of(agent)
@@ -218,6 +223,11 @@ def _attempts_of(agent: Agent) -> Callable[[Sequence[Attempt]], Iterable[Episode
 
 def _checked(episodes: Iterable[Episode], attempts: Sequence[Attempt], agent: Agent) -> Iterator[Episode]:
     """The agent's episodes, each checked to belong to an attempt that is still missing."""
+    if not isinstance(episodes, Iterable):
+        raise PolicyFault(
+            f"{type(agent).__name__}.run(attempts) returned {shown(episodes)}. Yield one episode for each attempt, or "
+            f"return what play_turns(attempts, ...) gives."
+        )
     missing = {(attempt.uid, attempt.index): attempt.seed for attempt in attempts}
     for episode in episodes:
         if missing.pop((episode.uid, episode.attempt), None) != episode.seed:

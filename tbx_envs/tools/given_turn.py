@@ -111,7 +111,7 @@ def _with_numbers(name: str) -> Iterator[str]:
 
 
 def next_call_number(messages: Iterable[Message]) -> int:
-    """The number from which on ids of ours are free: beyond all that the messages have, whoever gave those."""
+    """The number from which on ids of ours are free: beyond all that the messages have, given by any party."""
     calls = [call for message in messages if isinstance(message, Turn) for call in message.calls]
     taken = [int(found[1]) + 1 for call in calls if (found := _OUR_ID.fullmatch(call.id))]
     return max([len(calls), *taken])

@@ -4,7 +4,7 @@
 rest of the line. Here one pass finds where `agree` can start; a `fee` without one behind it on its line is not tried.
 
 This holds for each alternative with one `.*` outside of parentheses, however it is written. Every other pattern is
-searched as it is, so whoever writes one keeps repetition bounded (`.{0,20}`) or to one kind of character.
+searched as it is, so an author keeps repetition bounded (`.{0,20}`) or to one kind of character.
 """
 
 from __future__ import annotations

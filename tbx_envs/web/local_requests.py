@@ -1,6 +1,6 @@
 """Requests of programs on this machine, told from requests that a web page made a browser send.
 
-A small server on loopback without a token trusts whoever reaches it. A browser on the same machine reaches it for any
+A small server on loopback without a token trusts every client. A browser on the same machine reaches it for any
 page: a page of another origin can send requests (and then their `Origin` or `Sec-Fetch-Site` says so), and one whose
 own name was made to lead to 127.0.0.1 can read the answers too (DNS rebinding; then `Host` is that name). So a request
 passes only if it asks for this machine by a loopback name and this port, and says of no other origin.

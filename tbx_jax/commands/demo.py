@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from tbx_envs.commands import evaluate
 from tbx_envs.evaluation.report import table
 from tbx_envs.evaluation.task_lists import select_tasks
-from tbx_envs.files import write_json
+from tbx_envs.files import write_json, write_lines
 from tbx_envs.sources import find_task, is_heldout_family
 from tbx_jax import train
 from tbx_jax.commands.chart import draw_demo
@@ -154,4 +154,4 @@ def _print_table(summary: dict[str, Any], attempts: int, output: Path) -> None:
     )
     print(text)
     print(f"summary.json, table.txt and demo.png are in {output}")
-    (output / "table.txt").write_text(text + "\n", encoding="utf-8")
+    write_lines(output / "table.txt", [text])

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tbx_envs.command_line import ArgumentParser, port
+from tbx_envs.command_line import SETTING, ArgumentParser, port
 from tbx_envs.errors import ConfigError
 from tbx_envs.web import addresses
 
@@ -64,7 +64,7 @@ def _parser() -> ArgumentParser:
     )
     add = parser.add_argument
     add("policy", help="nano, a policy's folder, or org/name of the Hugging Face Hub")
-    add("settings", nargs="*", metavar="key=value", help="overrides of conf/sampling/serve.yaml")
+    add("settings", nargs="*", metavar=SETTING, help="overrides of conf/sampling/serve.yaml")
     add("--name", help="name of the model in requests (default: the policy's)")
     add("--compute-dtype", choices=("float32", "bfloat16"), help="type of the computation (default: the policy's)")
     add("--seed", type=int, default=0, help="seed of requests without one (%(default)s)")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tbx_envs.command_line import ArgumentParser, port, refuse_dashes
+from tbx_envs.command_line import SETTING, ArgumentParser, port, refuse_dashes
 from tbx_envs.commands.cli import main
 from tbx_envs.errors import ConfigError
 
@@ -11,7 +11,7 @@ from tbx_envs.errors import ConfigError
 def parser():
     made = ArgumentParser("tbx some")
     made.add_argument("policy")
-    made.add_argument("settings", nargs="*")
+    made.add_argument("settings", nargs="*", metavar=SETTING)
     made.add_argument("--port", type=port, default=8001)
     made.add_argument("--seed", type=int)
     made.add_argument("--dtype", choices=("float32", "bfloat16"))
@@ -35,6 +35,8 @@ def test_settings_may_stand_anywhere_among_the_options(parser, words):
     ("words", "told"),
     [
         ([], "tbx some: missing: policy. tbx some --help shows its arguments."),
+        (["policy=nano", "--seed", "1"], "tbx some: 'policy=nano': policy is told by its place. Write nano. tbx"),
+        (["sampling.slots=4"], "tbx some: 'sampling.slots=4' is a setting, and before it policy is missing. tbx"),
         (["nano", "--prot", "1"], "tbx some: there is no option --prot. Did you mean '--port'? tbx some --help"),
         (["nano", "--zzz=1"], "there is no option --zzz. tbx"),
         (["nano", "--port", "99999"], "'99999' is no port. Give a whole number up to 65535; 0 takes a free one."),

@@ -64,6 +64,13 @@ def test_a_call_without_its_slash_is_not_said_to_the_user(env, line):
     assert len(env.transcript) == 2
 
 
+@pytest.mark.parametrize("line", ['place_order item="bun"', 'place_order(item="bun")', "place_order item = bun"])
+def test_a_call_in_another_spelling_is_not_said_to_the_user_either(env, line):
+    _, shown = played(env, line, "/quit")
+    assert 'it is a call: /place_order {"key": "value"}\n' in shown and f"/say {line}" in shown
+    assert len(env.transcript) == 2
+
+
 def test_words_that_look_like_a_call_can_be_said(env):
     played(env, "/say list_items", "list_items is a tool of mine.", "/quit")
     assert [message.text for message in env.transcript if isinstance(message, Turn)] == [
@@ -73,4 +80,4 @@ def test_words_that_look_like_a_call_can_be_said(env):
 
 
 def test_a_misspelt_tool_is_told_the_near_one(env):
-    assert "'/list_item' is neither a command nor a tool. Did you mean 'list_items'" in played(env, "/list_item")[1]
+    assert "'/list_item' is neither a command nor a tool. Did you mean '/list_items'" in played(env, "/list_item")[1]

@@ -27,7 +27,20 @@ def test_changed_options_are_a_copy_and_the_others_stay():
 
 
 @pytest.mark.parametrize(
-    ("given", "told"), [({"start": "thread"}, "'fork' or by 'spawn'"), ({"clock": "2025-10-01"}, "give a datetime")]
+    ("given", "told"),
+    [
+        ({"start": "thread"}, "start='thread': .*'fork' or by 'spawn'"),
+        ({"clock": "2025-10-01"}, "give a datetime"),
+        ({"clock_runs": "no"}, "clock_runs='no': give True or False"),
+        ({"tool_timeout_s": -3}, "tool_timeout_s=-3: give a number of seconds above 0, or None"),
+        ({"tool_timeout_s": "3"}, "tool_timeout_s='3'"),
+        ({"user_timeout_s": 0}, "user_timeout_s=0"),
+        ({"user_timeout_s": float("inf")}, "user_timeout_s=inf"),
+        ({"check_timeout_s": float("nan")}, "check_timeout_s=nan"),
+        ({"check_timeout_s": None}, r"check_timeout_s=None: give a number of seconds above 0\."),
+        ({"user": "scripted"}, "user='scripted': give a function"),
+        ({"chat_format": None}, "chat_format=None: give the name of a format"),
+    ],
 )
 def test_an_option_that_cannot_be_is_named_also_when_it_is_changed_later(given, told):
     with pytest.raises(ActionError, match=told):

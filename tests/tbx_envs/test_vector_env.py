@@ -156,6 +156,27 @@ def test_wrong_numbers_of_tasks_seeds_or_actions_are_named(kiosk):
     envs.reset()
     with pytest.raises(ActionError, match="got 1 actions"):
         envs.step(["Hello"])
+    with pytest.raises(ActionError, match="give a list of task ids"):
+        ToolVectorEnv(uids="kiosk/order/000")
+    with pytest.raises(ActionError, match="no slot; give num_envs=1 or more"):
+        ToolVectorEnv(0, uid="kiosk/order/000")
+
+
+@pytest.mark.parametrize(
+    "actions", ["Hi", None, {"0": "Hello", "1": "Hello"}, ["Hello", 5], ["Hello", Turn(text=None)]]
+)
+def test_what_is_no_action_is_refused_before_any_slot_is_stepped(kiosk, slots, actions):
+    envs = ToolVectorEnv(2, uid="kiosk/order/000")
+    envs.reset(seed=0)
+    with pytest.raises(ActionError, match=r"one action for each slot|the action of slot 1 is a .*No slot was stepped"):
+        envs.step(actions)
+    assert [len(env.transcript) for env in envs.envs] == [2, 2]
+    if isinstance(actions, list):
+        for slot in (0, 1):
+            slots.start(slot, "kiosk/order/000", seed=0)
+        with pytest.raises(ActionError, match="slot 1 is a "):
+            slots.advance(dict(enumerate(actions)))
+        assert len(slots.env(0).transcript) == 2
 
 
 def test_make_vec_gives_the_vector_environment_also_with_a_task_per_slot():

@@ -194,7 +194,7 @@ def _started(host: str, port: int) -> _Lease | None:
     """
     ours, its = socket.socketpair()
     with its:
-        subprocess.run(  # ends at once: the stand-in is its child, and nobody's afterwards
+        subprocess.run(  # ends at once: the stand-in is its child, and an orphan afterwards
             [sys.executable, "-I", "-S", str(_PROGRAM), str(its.fileno()), host, str(port)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

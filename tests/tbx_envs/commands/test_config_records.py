@@ -8,7 +8,7 @@ from tbx_envs.commands import cli
 from tbx_envs.commands.command import BrokenCommand, Command
 from tbx_envs.commands.config import AgentConfig, EvaluateConfig, validated
 from tbx_envs.commands.evaluate import models_of
-from tbx_envs.commands.hydra_programs import quoted_pattern
+from tbx_envs.commands.hydra_programs import quoted
 from tbx_envs.endpoints.config import EndpointConfig
 from tbx_envs.endpoints.costs import Prices
 from tbx_envs.errors import ConfigError
@@ -127,14 +127,26 @@ def test_a_policy_goes_to_the_package_that_knows_it(points):
     assert "nano" in models_of("nano").names and "nano" in models_of("some/folder").names
 
 
-@pytest.mark.parametrize("value", ["clinic/refill/00[01]", "clinic/*/0[!1]?", "shop.py:a[1-3]"])
-def test_a_pattern_with_brackets_reaches_the_program_as_it_was_given(value):
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("clinic/refill/00[01]", "clinic/*/0[!1]?", "shop.py:a[1-3]", "runs/lr=3", "/home/josé/診察", "a&b;c!", "a#1"),
+        "http://127.0.0.1:80/v1?key=1",
+    ],
+)
+def test_a_pattern_and_a_path_reach_the_program_as_they_were_given(value):
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    (read,) = OverridesParser.create().parse_overrides([quoted_pattern(f"tasks={value}")])
+    (read,) = OverridesParser.create().parse_overrides([quoted(f"tasks={value}")])
     assert (read.key_or_group, read.value()) == ("tasks", value)
 
 
-@pytest.mark.parametrize("argument", ["seeds=[0,1]", "tasks=a.txt", "+a=choice([1],[2])", "-m", "tasks='a[1]'", "~a"])
+@pytest.mark.parametrize(
+    "argument",
+    [
+        *("seeds=[0,1]", "tasks=a.txt", "+a=choice([1],[2])", "-m", "tasks='a[1]'", "~a", "a=1e-4", "a=é,b"),
+        *("a=${b}é", "--cfg=é", "a=~/b"),
+    ],
+)
 def test_every_other_argument_is_left_to_hydra(argument):
-    assert quoted_pattern(argument) == argument
+    assert quoted(argument) == argument

@@ -67,6 +67,15 @@ def options_in_episodes(monkeypatch, *overrides):
     return given[0]
 
 
+def test_a_served_agent_that_no_policy_names_is_refused():
+    config = configured("agent=endpoint", "agent.endpoint.base_url=http://127.0.0.1:9/v1", "agent.endpoint.model=m")
+    with (
+        opened_endpoints(judge=config.judge, user=config.user, agent=config.agent) as endpoints,
+        pytest.raises(ConfigError, match=rf"policy={config.policy} would be measured\. Add policy=endpoint"),
+    ):
+        build_agent(config, 0.0, [UID], endpoints)
+
+
 def test_the_default_configuration_is_the_default_options():
     assert options_of() == EpisodeOptions()
 

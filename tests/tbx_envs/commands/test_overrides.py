@@ -95,3 +95,9 @@ def test_an_added_key_that_no_record_has_is_told_the_near_one():
         validated(EvaluateConfig, {"polcy": "oracle"})
     with pytest.raises(ConfigError, match=r"sampling\.slot: there is no such key\. Did you mean 'sampling\.slots'"):
         validated(EvaluateConfig, {"sampling": {"slot": 1}})
+
+
+def test_a_missing_key_is_told_without_all_that_was_given():
+    with pytest.raises(ConfigError, match=r"\n  tasks: is missing\..* give tasks=\.\.\.\n") as raised:
+        validated(EvaluateConfig, {"policy": "oracle" * 1000, "attempts": "x" * 1000})
+    assert len(str(raised.value)) < 2000 and "(given: 'xxx" in str(raised.value)

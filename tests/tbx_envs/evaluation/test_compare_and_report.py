@@ -142,6 +142,14 @@ def test_the_report_shows_every_family_the_held_out_ones_and_all(tmp_path):
     assert summary["observed_4_of_4"] == 3
 
 
+def test_a_task_without_a_clean_attempt_is_told_apart_from_one_with_few(tmp_path):
+    rows = run_in(tmp_path, lambda uid, attempt, tries: "void" if uid == UIDS[0] else "pass", UIDS[:2], attempts=1)
+    assert run_notes(summarize(rows, 1), 1) == [
+        "1 void attempts (tool 1), 0 repeated after a fault.",
+        "1 tasks have no clean attempt and count in no measure.",
+    ]
+
+
 def test_the_report_says_how_often_a_served_user_said_nothing(tmp_path):
     rows = run_in(tmp_path, lambda uid, attempt, tries: "pass", UIDS[:1], attempts=2)
     assert "user_silences" not in summarize(rows, 2)

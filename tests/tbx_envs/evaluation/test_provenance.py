@@ -67,6 +67,12 @@ def test_a_run_that_is_refused_leaves_where_the_earlier_one_came_from(tmp_path):
     with pytest.raises(ValueError), provenance(tmp_path, {"seed": 3}, ["tbx", "evaluate", "seed=3"]):
         raise ValueError("began, and broke")
     assert json.loads((tmp_path / "run.json").read_text())["config"] == {"seed": 3}
+    told = r"has a run of `tbx evaluate`\. Choose another output_dir for `tbx train`"
+    with pytest.raises(ConfigError, match=told), provenance(tmp_path, {"seed": 4}, ["tbx", "train"]):
+        pytest.fail("it must not begin")
+    assert json.loads((tmp_path / "run.json").read_text())["config"] == {"seed": 3}
+    with provenance(tmp_path, {"seed": 5}, ["tbx", "pool"]):  # chosen from the attempts that are there
+        pass
 
 
 def test_a_refused_run_leaves_no_folder_and_never_takes_one_away_that_holds_something(tmp_path, monkeypatch):
@@ -78,6 +84,8 @@ def test_a_refused_run_leaves_no_folder_and_never_takes_one_away_that_holds_some
             raise error
         remove_traces(folder)
         assert list(tmp_path.iterdir()) == []
+    remove_traces(tmp_path)  # where the person is, as with output_dir=.
+    assert tmp_path.is_dir()
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "notes").write_text("mine")
     folder.mkdir(parents=True)

@@ -7,7 +7,7 @@ from tbx_envs.agents import Attempt
 from tbx_envs.agents.idle import IdleAgent
 from tbx_envs.agents.oracle import OracleAgent
 from tbx_envs.episode import FinishReason
-from tbx_envs.errors import CheckFault, ConfigError, PolicyFault
+from tbx_envs.errors import CheckFault, ConfigError, PolicyFault, StorageError
 from tbx_envs.evaluation.run import refuse_many_voids, row_of, run, summarize, tallies_of
 from tbx_envs.evaluation.task_lists import select_tasks
 from tbx_envs.evaluation.transcripts import load_episodes
@@ -185,6 +185,34 @@ def test_rows_without_their_header_are_refused(tmp_path):
 def test_a_task_given_twice_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="given twice"):
         run_in(tmp_path, PrescribedAgent(alternating), uids=UIDS[:1] * 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"uids": "clinic/refill/000"}, r"such as select_tasks\('clinic/refill/000'\)"),
+        ({"attempts": 0}, "attempts=0: give the number"),
+    ],
+)
+def test_what_is_no_list_of_tasks_and_no_number_of_attempts_is_refused(given, told, tmp_path):
+    with pytest.raises(ConfigError, match=told):
+        run_in(tmp_path, PrescribedAgent(alternating), **given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_agent_whose_run_returns_nothing_is_told_so(tmp_path):
+    class Forgetful(PrescribedAgent):
+        def run(self, attempts):
+            super().run(attempts)
+
+    with pytest.raises(PolicyFault, match=r"Forgetful\.run\(attempts\) returned None\. Yield one episode"):
+        run_in(tmp_path, Forgetful(alternating))
+
+
+def test_a_place_for_rows_that_is_no_folder_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"file/a/rows\.jsonl cannot be written: Not a directory"):
+        run_in(tmp_path / "file" / "a", PrescribedAgent(alternating))
 
 
 def test_an_agent_that_leaves_attempts_out_is_a_failure_of_the_run(tmp_path):
