@@ -1,16 +1,30 @@
-"""A transcript as text for people."""
+"""What other parties wrote as text for people: a transcript, and words that a terminal only shows."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 
 from tbx_envs.messages import BadCall, Message, Text, ToolResult, Turn
 
+# What a terminal obeys: controls of C0 and C1 but tabs and line feeds, and what turns the direction of writing over.
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """The text with each character that a terminal would obey in place of showing it as its escape, `\\x1b`."""
+    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def visible_line(text: str) -> str:
+    """The same in one line."""
+    return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+
 
 def transcript_text(messages: Iterable[Message]) -> str:
     """One paragraph for each message: who said, called or answered what."""
-    return "\n".join(line for message in messages for line in _lines(message))
+    return visible("\n".join(line for message in messages for line in _lines(message)))
 
 
 def _lines(message: Message) -> list[str]:

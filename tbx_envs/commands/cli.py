@@ -23,6 +23,7 @@ from tbx_envs.command_line import refuse_dashes
 from tbx_envs.commands.command import BrokenCommand, Command, HydraCommand
 from tbx_envs.doors import words_of
 from tbx_envs.errors import ConfigError, StorageError, TbxError, did_you_mean
+from tbx_envs.rendering import visible
 from tbx_envs.version import DISTRIBUTION, __version__
 
 GROUP = "tbx.commands"
@@ -119,7 +120,7 @@ def _guarded(command: Callable[[], int], name: str) -> int:
     except TbxError as error:
         if os.environ.get("TBX_TRACEBACK"):
             raise
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        _say(error)
         return 2
     except ModuleNotFoundError as error:
         extra = _EXTRA_OF.get((error.name or "").partition(".")[0])
@@ -128,7 +129,7 @@ def _guarded(command: Callable[[], int], name: str) -> int:
         missing = ConfigError(
             f"tbx {name} needs {error.name}, which is not installed. Run: pip install '{DISTRIBUTION}[{extra}]'"
         )
-        print(f"{type(missing).__name__}: {missing}", file=sys.stderr)
+        _say(missing)
         return 2
     except KeyboardInterrupt:
         resumes = getattr(commands().get(RENAMED_COMMANDS.get(name, name)), "resumes", False)
@@ -147,8 +148,13 @@ def _guarded(command: Callable[[], int], name: str) -> int:
             f"{place} cannot be read or written: {error.strerror}. Give another file or folder, or make room or "
             f"change the permissions there. (TBX_TRACEBACK=1 shows where it was used.)"
         )
-        print(f"{type(failure).__name__}: {failure}", file=sys.stderr)
+        _say(failure)
         return 2
+
+
+def _say(error: Exception) -> None:
+    """Print an error's message, in which other parties may have a part, where people look for it."""
+    print(visible(f"{type(error).__name__}: {error}"), file=sys.stderr)
 
 
 def _write_no_more() -> None:

@@ -14,6 +14,7 @@ from tbx_envs.domains import load_domain
 from tbx_envs.errors import ConfigError, DomainError, ToolFault, did_you_mean
 from tbx_envs.evaluation.task_lists import select_tasks
 from tbx_envs.registration import env_id, uid_of
+from tbx_envs.rendering import visible
 from tbx_envs.sources import find_task, task_hash
 from tbx_envs.task import ExpectedCall, Task
 from tbx_envs.thinkingbox.dataset import Dataset, dataset_of, refuse_broken, registered_datasets
@@ -25,18 +26,18 @@ def list_tasks(selection: str, long: bool) -> None:
     for uid in select_tasks(selection):
         if long:
             task = find_task(uid)
-            print(f"{uid}  {task.split:<7}  {' '.join(task.query.split())}")
+            print(visible(f"{uid}  {task.split:<7}  {' '.join(task.query.split())}"))
         else:
-            print(uid)
+            print(visible(uid))
 
 
 def show_task(uid: str) -> None:
     """Print a task for people: the request, what the user knows, the expected calls."""
     match find_task(uid):
         case Task() as task:
-            print("\n".join(_built_in_lines(task)))
+            print(visible("\n".join(_built_in_lines(task))))
         case DatasetTask() as task:
-            print("\n".join(_dataset_lines(task)))
+            print(visible("\n".join(_dataset_lines(task))))
 
 
 def _built_in_lines(task: Task) -> list[str]:

@@ -21,6 +21,7 @@ from tbx_envs.evaluation.files import Row, load_rows
 from tbx_envs.evaluation.pool import BANDS, Pool
 from tbx_envs.evaluation.run import summarize
 from tbx_envs.files import read_object
+from tbx_envs.rendering import visible_line
 from tbx_envs.thinkingbox.dataset.guard import MARK
 
 # Without a terminal there is a line of progress after this share of the attempts, or after so much time.
@@ -213,7 +214,7 @@ def table(
     gap = [[""] * len(headings)] if totals else []
     # The headings are a row, since tabulate makes columns wider than their headings.
     text = tabulate(
-        [headings, SEPARATING_LINE, *rows, *gap, *totals],
+        [headings, SEPARATING_LINE, *([*map(visible_line, row)] for row in (*rows, *gap, *totals))],
         tablefmt=_STYLE,
         colalign=["left" if heading in left else "right" for heading in headings],
         disable_numparse=True,  # cells are shown as they are

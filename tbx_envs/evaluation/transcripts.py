@@ -10,7 +10,7 @@ from typing import Any
 from tbx_envs.episode import CheckReport, Episode, Fault, FinishReason
 from tbx_envs.files import read_records, refuse_record
 from tbx_envs.messages import BadCall, Message, Text, ToolCall, ToolResult, Turn
-from tbx_envs.rendering import transcript_text
+from tbx_envs.rendering import transcript_text, visible
 
 # Statuses of a call as tbx 0.1 wrote them.
 _RENAMED = {"refused": "rejected"}
@@ -119,9 +119,9 @@ def episode_text(episode: Episode, *, system: bool = False) -> str:
         episode: record of the episode.
         system: True includes the system's messages, which are long and the same in all episodes of a domain.
     """
-    heading = f"{episode.uid}, attempt {episode.attempt}, seed {episode.seed}"
+    heading = visible(f"{episode.uid}, attempt {episode.attempt}, seed {episode.seed}")
     said = [m for m in episode.transcript if system or not (isinstance(m, Text) and m.role == "system")]
-    return "\n".join([heading, "-" * len(heading), transcript_text(said), "", *_outcome_lines(episode)])
+    return "\n".join([heading, "-" * len(heading), transcript_text(said), "", *map(visible, _outcome_lines(episode))])
 
 
 def _outcome_lines(episode: Episode) -> list[str]:
