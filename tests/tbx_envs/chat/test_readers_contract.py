@@ -148,7 +148,7 @@ def test_a_call_that_is_nearly_right_and_has_one_reading_is_read_and_counted(cha
 
 
 @every_format
-@pytest.mark.parametrize("text", [*NEARLY, "  " + BLOCK, f"[{OBJECT}, {OBJECT}]", f"See.\n{OBJECT}\n</tool_call> {BLOCK}"])
+@pytest.mark.parametrize("text", [*NEARLY, "  " + BLOCK, f"[{OBJECT}, {OBJECT}]", f"A.\n{OBJECT}</tool_call> {BLOCK}"])
 def test_tags_of_reasoning_in_a_value_of_a_call_are_data_however_the_call_is_written(chat_format, text):
     value = "a <think>b</think> c"
     text = text.replace('"1"', f'"{value}"').replace("\n1\n", f"\n{value}\n")
