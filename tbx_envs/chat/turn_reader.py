@@ -34,7 +34,7 @@ Call = tuple[str, Mapping[str, Any]]
 
 _FENCE_OPEN = re.compile(r"```[\w-]*+[ \t]*+\n\s*+")
 _FENCE_CLOSE = re.compile(r"\s*+```")
-_KEY = "(?:name|arguments|parameters|type|function)"
+_KEY = "(?:id|name|arguments|parameters|type|function)"
 _KEYS = rf"""["']{_KEY}["']\s*+:"""
 _OBJECT = re.compile(rf"(?:\[\s*+)?{{\s*+{_KEYS}")
 # What may be the beginning of a call, for `tbx_envs.chat.reasoning.split_reasoning`; `TurnReader.outline` decides.

@@ -134,6 +134,7 @@ NEARLY = [
     f'{{"type": "function", "function": {OBJECT}}}',
     f"<|python_tag|>{OTHER}",
     f"<|python_tag|>[{OTHER}]",
+    f'{{"id": "call_0", "type": "function", "function": {OBJECT}}}',
 ]
 
 
