@@ -107,14 +107,17 @@ class FunctionBlocks:
     def _value(self, start: int, key: str) -> tuple[str, int, str | None]:
         """The value behind an opening tag, the position after its closing tag, and a tag that makes it ambiguous."""
         text = self._text
-        on_lines = text.startswith("\n", start)
+        line_break = next((one for one in ("\n", "\r\n") if text.startswith(one, start)), "")
         within, on_line = self._next_ends(start)
         if not within:
             raise Unending(f"The call breaks off: the parameter {key[:40]!r} does not end.")
-        as_template = on_lines and on_line >= 0
+        as_template = bool(line_break) and on_line >= 0
         close = on_line if as_template else within[0]
-        last = close - 1 if text.startswith("\n", close - 1) else close  # the line break before the tag is no value's
-        value = text[min(start + on_lines, last) : last]
+        # The line breaks at the tags are no value's; at the end it is the kind that stands at the beginning.
+        last = close - 1 if text.startswith("\n", close - 1) else close
+        if line_break == "\r\n" and last < close and text.startswith("\r", last - 1):
+            last -= 1
+        value = text[min(start + len(line_break), last) : last]
         ends_before = any(_ENDS_WITHIN.match(text, end) for end in within if end < close)
         tag = PARAMETER_CLOSE if ends_before else _tag_in(value, key, anywhere=not as_template)
         return value, close + len(PARAMETER_CLOSE), tag

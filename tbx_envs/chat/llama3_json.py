@@ -22,16 +22,15 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tbx_envs.chat.parts import CALL_CLOSE, MAX_CALLS, PYTHON_TAG, Parts, TooManyCalls
+from tbx_envs.chat.parts import CALL_CLOSE, PYTHON_TAG, Parts
 from tbx_envs.chat.payload import Unreadable, call_in, decode, name_and_arguments
 from tbx_envs.chat.reasoning import split_reasoning
-from tbx_envs.chat.turn_reader import TurnReader
+from tbx_envs.chat.turn_reader import CALL_START, TurnReader
 from tbx_envs.messages import Turn
 
-_CALL_START = r'\{\s*"(?:(?:name|parameters|arguments)"|type"\s*:\s*"function")'
+_CALL = r'\{\s*"(?:(?:name|parameters|arguments)"|type"\s*:\s*"function")'
 _BETWEEN = re.compile(rf"(?:[\s;]|{re.escape(PYTHON_TAG)})*+")
 _CLOSING_TAG = re.compile(rf"\s*+{CALL_CLOSE}")
-_BEFORE_A_CALL = ";}>"  # a separator, another call, a tag
 _GOES_ON = re.compile(rf"\s*+(?:[;{{]|{re.escape(PYTHON_TAG)}|\Z)")
 
 
@@ -44,10 +43,10 @@ def parse(raw: str, ids: Iterator[str], schemas: Mapping[str, Mapping[str, Any]]
     Raises:
         TooManyCalls: there are more calls than a turn may have (`tbx_envs.chat.interpretation` answers that).
     """
-    reasoning, visible = split_reasoning(raw, _CALL_START, _Outline().end_of)
+    reasoning, visible = split_reasoning(raw, CALL_START, TurnReader(raw, schemas, None).outline)
     visible = visible.strip()
-    words, tag, payload = ("", "", visible) if re.match(_CALL_START, visible) else visible.partition(PYTHON_TAG)
-    if not tag and not re.match(_CALL_START, payload):
+    words, tag, payload = ("", "", visible) if re.match(_CALL, visible) else visible.partition(PYTHON_TAG)
+    if not tag and not re.match(_CALL, payload):
         return TurnReader(visible, schemas, None).read().turn(ids, reasoning)
     parts = Parts()
     parts.say(words)
@@ -87,32 +86,6 @@ def _call(payload: Any) -> tuple[str, Mapping[str, Any], bool]:
         if "arguments" in payload and "parameters" not in payload:
             return *name_and_arguments(payload), False
     return call_in(payload, "parameters")
-
-
-class _Outline:
-    """Ends of calls, for `split_reasoning`."""
-
-    def __init__(self) -> None:
-        self._num_failed = 0
-
-    def end_of(self, text: str, start: int) -> int | None:
-        """End of the call that starts at `start`; None when it is not a call or is in the middle of other text.
-
-        Raises:
-            TooManyCalls: more calls than a turn may have were incomplete.
-        """
-        before = start - 1
-        while before >= 0 and text[before].isspace():
-            before -= 1
-        if before >= 0 and text[before] not in _BEFORE_A_CALL:
-            return None
-        try:
-            return _decode(text, start)[1]
-        except Unreadable:
-            self._num_failed += 1
-            if self._num_failed > MAX_CALLS:
-                raise TooManyCalls from None
-            return None
 
 
 def _decode(text: str, start: int) -> tuple[Any, int]:

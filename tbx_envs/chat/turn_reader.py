@@ -32,13 +32,15 @@ from tbx_envs.chat.typed_values import typed_arguments
 Body = Literal["object", "block"] | None
 Call = tuple[str, Mapping[str, Any]]
 
-# Beginning of a call, for `tbx_envs.chat.reasoning.split_reasoning`.
-CALL_START = rf"{re.escape(CALL_OPEN)}|(?m:^){FUNCTION_OPEN}"
-
 _FENCE_OPEN = re.compile(r"```[\w-]*+[ \t]*+\n\s*+")
 _FENCE_CLOSE = re.compile(r"\s*+```")
-_KEYS = r"""["'](?:name|arguments|parameters|type|function)["']\s*+:"""
+_KEY = "(?:id|name|arguments|parameters|type|function)"
+_KEYS = rf"""["']{_KEY}["']\s*+:"""
 _OBJECT = re.compile(rf"(?:\[\s*+)?{{\s*+{_KEYS}")
+# What may be the beginning of a call, for `tbx_envs.chat.reasoning.split_reasoning`; `TurnReader.outline` decides.
+# An object in single quotes is never complete, so it is none.
+CALL_START = rf'{re.escape(CALL_OPEN)}|{FUNCTION_OPEN}|(?:\[\s*+)?{{\s*+"{_KEY}"\s*+:'
+_BEFORE_A_CALL = ";}>[`"  # a separator, another call, a tag, a list, a fence
 _START = re.compile(
     rf"(?P<tag>{re.escape(CALL_OPEN)}|{re.escape(PYTHON_TAG)})"
     rf"|(?P<line>(?m:^)[ \t]*+(?:{_FENCE_OPEN.pattern})?(?={FUNCTION_OPEN}|{_OBJECT.pattern}))"
@@ -105,15 +107,20 @@ class TurnReader:
     def outline(self, raw: str, start: int) -> int | None:
         """The end of the body of the complete call that starts at `start`, whatever stands in its values; or None.
 
+        A call without an opening tag is none in the middle of a sentence, where it is not made either.
+
         Raises:
             TooManyCalls: more calls than a turn may have were incomplete.
         """
         text = self._text
-        body = skip_space(text, start + len(CALL_OPEN) if text.startswith(CALL_OPEN, start) else start)
+        tagged = text.startswith(CALL_OPEN, start)
+        if not (tagged or self._may_begin(start)):
+            return None
+        body = skip_space(text, start + len(CALL_OPEN)) if tagged else start
         try:
             if text.startswith(FUNCTION_OPEN, body):
                 return self._blocks.outline(body)
-            if text.startswith("{", body):
+            if text.startswith(("{", "["), body):
                 return decode(text, body)[1]
             return None
         except ValueError:
@@ -121,6 +128,13 @@ class TurnReader:
             if self._num_failed > MAX_CALLS:
                 raise TooManyCalls from None
             return None
+
+    def _may_begin(self, start: int) -> bool:
+        """Whether what stands at `start` begins a line or follows what may stand before a call."""
+        before = start - 1
+        while before >= 0 and self._text[before].isspace():
+            before -= 1
+        return before < 0 or self._text[before] in _BEFORE_A_CALL or "\n" in self._text[before + 1 : start]
 
     def _skip_separators(self, position: int) -> int:
         match = _SEPARATORS.match(self._text, position)

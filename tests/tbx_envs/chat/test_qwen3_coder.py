@@ -30,6 +30,12 @@ def test_a_call_without_parameters_has_no_arguments():
     assert only_call("<tool_call>\n<function=list>\n</function>\n</tool_call>") == ToolCall("call_0", "list", {})
 
 
+@pytest.mark.parametrize("value", ["", "a", "two\nlines", "a\r"])
+def test_line_breaks_of_windows_at_the_tags_are_no_part_of_the_value(value):
+    assert only_call(call("note", text=value).replace("\n", "\r\n")).arguments == {"text": value.replace("\n", "\r\n")}
+    assert only_call(call("note", text=value)).arguments == {"text": value}
+
+
 def test_several_calls_keep_their_order_and_the_words_around_them():
     turn = read(f"First.\n\n{call('a')}\n{call('b', x='1')}Then.", first_call=7)
     assert turn.text == "First.\nThen."

@@ -134,6 +134,7 @@ NEARLY = [
     f'{{"type": "function", "function": {OBJECT}}}',
     f"<|python_tag|>{OTHER}",
     f"<|python_tag|>[{OTHER}]",
+    f'{{"id": "call_0", "type": "function", "function": {OBJECT}}}',
 ]
 
 
@@ -145,6 +146,15 @@ def test_a_call_that_is_nearly_right_and_has_one_reading_is_read_and_counted(cha
     own = {"hermes": [NEARLY[5]], "qwen3_coder": [NEARLY[4]], "llama3_json": [NEARLY[15]]}[chat_format]
     assert turn.num_lenient == (text not in own)
     assert turn.text == ("Let me see." if text.startswith("Let") else "")
+
+
+@every_format
+@pytest.mark.parametrize("text", [*NEARLY, "  " + BLOCK, f"[{OBJECT}, {OBJECT}]", f"A.\n{OBJECT}</tool_call> {BLOCK}"])
+def test_tags_of_reasoning_in_a_value_of_a_call_are_data_however_the_call_is_written(chat_format, text):
+    value = "a <think>b</think> c"
+    text = text.replace('"1"', f'"{value}"').replace("\n1\n", f"\n{value}\n")
+    turn = read(text, chat_format)
+    assert {arguments["code"] for _, arguments in made(turn)} == {value} and not turn.reasoning
 
 
 @every_format
