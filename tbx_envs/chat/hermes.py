@@ -35,8 +35,8 @@ def parse(raw: str, ids: Iterator[str], schemas: Mapping[str, Mapping[str, Any]]
     Raises:
         TooManyCalls: there are more calls than a turn may have (`tbx_envs.chat.interpretation` answers that).
     """
-    reasoning, visible = split_reasoning(raw, CALL_START, TurnReader(raw, schemas, "object").outline)
-    return TurnReader(visible, schemas, "object").read().turn(ids, reasoning)
+    reasoning, visible, joints = split_reasoning(raw, CALL_START, TurnReader(raw, schemas, "object").outline)
+    return TurnReader(visible, schemas, "object", joints).read().turn(ids, reasoning)
 
 
 def render(turn: Turn) -> str:

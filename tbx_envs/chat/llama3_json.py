@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tbx_envs.chat.parts import CALL_CLOSE, PYTHON_TAG, Parts
 from tbx_envs.chat.payload import Unreadable, call_in, decode, name_and_arguments
 from tbx_envs.chat.reasoning import split_reasoning
-from tbx_envs.chat.turn_reader import CALL_START, TurnReader
+from tbx_envs.chat.turn_reader import CALL_START, REASONING_WITHIN, TurnReader, has_joint
 from tbx_envs.messages import Turn
 
 _CALL = r'\{\s*"(?:(?:name|parameters|arguments)"|type"\s*:\s*"function")'
@@ -43,31 +43,35 @@ def parse(raw: str, ids: Iterator[str], schemas: Mapping[str, Mapping[str, Any]]
     Raises:
         TooManyCalls: there are more calls than a turn may have (`tbx_envs.chat.interpretation` answers that).
     """
-    reasoning, visible = split_reasoning(raw, CALL_START, TurnReader(raw, schemas, None).outline)
-    visible = visible.strip()
+    reasoning, visible, joints = split_reasoning(raw, CALL_START, TurnReader(raw, schemas, None).outline)
+    visible = visible.strip()  # where there are joints it has no space at its ends
     words, tag, payload = ("", "", visible) if re.match(_CALL, visible) else visible.partition(PYTHON_TAG)
     if not tag and not re.match(_CALL, payload):
-        return TurnReader(visible, schemas, None).read().turn(ids, reasoning)
+        return TurnReader(visible, schemas, None, joints).read().turn(ids, reasoning)
     parts = Parts()
     parts.say(words)
+    within = [joint - (len(visible) - len(payload)) for joint in joints]
     position = _after_separators(payload, 0)
     while position < len(payload):
-        position = _after_separators(payload, _read_call(payload, position, parts))
+        position = _after_separators(payload, _read_call(payload, position, parts, within))
     if not parts.num_calls:
         parts.bad(tag, "The call is empty. Write a JSON object with a name and parameters.")
     return parts.turn(ids, reasoning)
 
 
-def _read_call(text: str, start: int, parts: Parts) -> int:
+def _read_call(text: str, start: int, parts: Parts, joints: Sequence[int]) -> int:
     """Read the call that starts at `start`; returns the position after it."""
     end = len(text)
     try:
         payload, after = _decode(text, start)
+        reasoning_within = has_joint(joints, start, after)
         closing = _CLOSING_TAG.match(text, after)
         after = closing.end() if closing else after
         if not _GOES_ON.match(text, after):
             raise Unreadable("There is more text after the JSON object. Write calls only, with ; between them.")
         end = after
+        if reasoning_within:
+            raise Unreadable(REASONING_WITHIN)
         several = isinstance(payload, list) and payload and all(isinstance(member, dict) for member in payload)
         found = [_call(member) for member in payload] if several else [_call(payload)]
     except Unreadable as problem:

@@ -45,5 +45,5 @@ def parse(raw: str, ids: Iterator[str], schemas: Mapping[str, Mapping[str, Any]]
     Raises:
         TooManyCalls: there are more calls than a turn may have (`tbx_envs.chat.interpretation` answers that).
     """
-    reasoning, visible = split_reasoning(raw, CALL_START, TurnReader(raw, schemas, "block").outline)
-    return TurnReader(visible, schemas, "block").read().turn(ids, reasoning)
+    reasoning, visible, joints = split_reasoning(raw, CALL_START, TurnReader(raw, schemas, "block").outline)
+    return TurnReader(visible, schemas, "block", joints).read().turn(ids, reasoning)

@@ -9,25 +9,39 @@ Rules, in the order of the text:
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 
-def split_reasoning(raw: str, call_start: str, call_end: Callable[[str, int], int | None]) -> tuple[str, str]:
-    """`(reasoning, visible)`, the tags removed.
+class Split(NamedTuple):
+    """A turn without and apart from its reasoning.
+
+    Attributes:
+        reasoning: all reasoning, its tags removed.
+        visible: all else. Pieces on either side of reasoning are joined with a line break, so that two halves of a tag
+            cannot form one.
+        joints: where in `visible` those line breaks stand.
+    """
+
+    reasoning: str
+    visible: str
+    joints: tuple[int, ...] = ()
+
+
+def split_reasoning(raw: str, call_start: str, call_end: Callable[[str, int], int | None]) -> Split:
+    """A turn, split.
 
     Args:
         raw: text that the policy wrote.
         call_start: regular expression, without groups, that matches the start of a call.
         call_end: `(text, start) -> end` of the complete call that starts there, or None.
-
-    Returns:
-        Pieces on either side of reasoning are joined with a line break, so that two halves of a tag cannot form one.
     """
     if THINK_OPEN not in raw and THINK_CLOSE not in raw:
-        return "", raw
+        return Split("", raw)
     marks = re.compile(f"{THINK_OPEN}|{THINK_CLOSE}|(?P<call>{call_start})")
     before: list[str] = []  # all that a closing tag without an opening one has made reasoning
     reasoning: list[str] = []
@@ -48,8 +62,12 @@ def split_reasoning(raw: str, call_start: str, call_end: Callable[[str, int], in
             start = len(raw) if close < 0 else close + len(THINK_CLOSE)
         position = start
     visible.append(raw[start:])
-    return _joined(["\n".join(before), *reasoning]), _joined(visible)
+    pieces = _stripped(visible)
+    ends = itertools.accumulate(len(piece) + 1 for piece in pieces[:-1])
+    return Split(
+        "\n".join(_stripped(["\n".join(before), *reasoning])), "\n".join(pieces), tuple(end - 1 for end in ends)
+    )
 
 
-def _joined(pieces: list[str]) -> str:
-    return "\n".join(stripped for piece in pieces if (stripped := piece.strip()))
+def _stripped(pieces: list[str]) -> list[str]:
+    return [stripped for piece in pieces if (stripped := piece.strip())]

@@ -17,10 +17,11 @@ The model reads the text of a problem: changing it changes the benchmark.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from tbx_envs.chat.function_block import FUNCTION_OPEN, FunctionBlocks, Unending
@@ -56,6 +57,7 @@ _STRAY = re.compile(
 _AMONG_WORDS = "A call stands among words, so it was not made. Write the call alone, in the format you were given."
 _WORDS_BEHIND = "There is more text after the call, so it was not made. Write calls last, in the format you were given."
 _NOT_JSON = "The call is not valid JSON. Use double quotes and no trailing commas."
+REASONING_WITHIN = "There is reasoning inside of the call, so it was not made. Think before the call, not in it."
 _STRAY_TAG = "There is a tag of a call, but no complete call. Write the call in the format you were given."
 
 
@@ -66,12 +68,16 @@ class TurnReader:
         text: text without its reasoning.
         schemas: tool -> JSON schema of its arguments; its keys are the known tools.
         own: body of a call between tags in the format.
+        joints: places in the text where reasoning was taken out (`tbx_envs.chat.reasoning.Split`).
     """
 
-    def __init__(self, text: str, schemas: Mapping[str, Mapping[str, Any]], own: Body) -> None:
+    def __init__(
+        self, text: str, schemas: Mapping[str, Mapping[str, Any]], own: Body, joints: Sequence[int] = ()
+    ) -> None:
         self._text = text
         self._schemas = schemas
         self._own = own
+        self._joints = joints
         self._blocks = FunctionBlocks(text)
         self._num_failed = 0
 
@@ -153,6 +159,8 @@ class TurnReader:
             return None
         try:
             found, end, lenient = self._body(tag + len(CALL_OPEN))
+            if has_joint(self._joints, skip_space(text, tag + len(CALL_OPEN)), end):
+                raise Unreadable(REASONING_WITHIN)
             end = self._closed(end)
         except Unreadable as problem:
             self._num_failed += 1
@@ -249,8 +257,10 @@ class TurnReader:
         if not (known or ((closed or is_ours) and alone)):
             return None
         parts.say(text[said:start])
-        if not alone or words_behind:
-            parts.bad(text[start:end], _WORDS_BEHIND if alone else _AMONG_WORDS)
+        reason = REASONING_WITHIN if has_joint(self._joints, body, end) else None
+        reason = _AMONG_WORDS if not alone else _WORDS_BEHIND if words_behind else reason
+        if reason:
+            parts.bad(text[start:end], reason)
             return end
         for call in calls:
             parts.call(*call, lenient=True)
@@ -299,6 +309,11 @@ class TurnReader:
         if stray := _STRAY.search(self._text):
             parts.words = [self._text[: stray.start()]]
             parts.bad(self._text[stray.start() :].strip(), _STRAY_TAG)
+
+
+def has_joint(joints: Sequence[int], start: int, end: int) -> bool:
+    """Whether reasoning was taken out between two places, so that what stands there is not what was written."""
+    return bisect.bisect_left(joints, start) < bisect.bisect_left(joints, end)
 
 
 def _named(member: Any) -> str | None:

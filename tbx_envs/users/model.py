@@ -205,7 +205,7 @@ def _spoken(transcript: Transcript) -> Iterator[tuple[str, str]]:
 def _said(completion: Completion, can_end: bool) -> str:
     """The completion as a user's message, without reasoning, a leading role and enclosing quotation marks; "" when the
     model said nothing."""
-    _, text = split_reasoning(completion.text, r"(?!)", lambda raw, start: None)
+    text = split_reasoning(completion.text, r"(?!)", lambda raw, start: None).visible
     text = text.strip()
     if not can_end:
         text = text.replace(DONE_MARK, "").strip()

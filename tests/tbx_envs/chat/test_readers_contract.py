@@ -158,6 +158,17 @@ def test_tags_of_reasoning_in_a_value_of_a_call_are_data_however_the_call_is_wri
 
 
 @every_format
+@pytest.mark.parametrize("text", NEARLY)
+def test_a_call_that_is_complete_only_without_the_reasoning_in_it_is_not_made(chat_format, text):
+    """Quotes in the reasoning end the value, so it is no data; and the value without it is not what was written."""
+    for within in ('a <think>say "it"</think> c', "a <think>\n</parameter>\n</think> c"):
+        written = text.replace('"1"', f'"{within}"').replace("\n1\n", f"\n{within}\n")
+        turn = read(written, chat_format)
+        assert made(turn) == [] or {arguments["code"] for _, arguments in made(turn)} == {within}
+        assert turn.calls
+
+
+@every_format
 @pytest.mark.parametrize(
     "text",
     [
