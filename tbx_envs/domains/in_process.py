@@ -182,7 +182,7 @@ class _Driver:
 
     def _run(self) -> None:
         """The thread: open a session, answer requests until one is `None`, close."""
-        loop = asyncio.new_event_loop()
+        loop = asyncio.SelectorEventLoop()  # whatever policy is set
         _driver.set(self)  # copied by the tasks of the session
         try:
             self._answer_requests(loop)

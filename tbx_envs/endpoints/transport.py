@@ -197,7 +197,7 @@ class _Worker:
     def __init__(self, client: httpx.AsyncClient) -> None:
         self.pid = os.getpid()
         self.client = client
-        self._loop = asyncio.new_event_loop()
+        self._loop = asyncio.SelectorEventLoop()  # whatever policy is set
         self._thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
         self._thread.start()
 

@@ -106,6 +106,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                loop="asyncio",  # not uvloop where it is installed; older versions set it for the whole process
                 log_config=None,  # the program configures logging; uvicorn would add its own handlers
                 log_level="warning",
                 access_log=False,

@@ -468,7 +468,8 @@ class _Engine:
 
     def _started_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
+            # Asyncio's own, whatever policy is set: uvloop does not tell a socket's reader that its peer ended.
+            self._loop = asyncio.SelectorEventLoop()
             self._thread = threading.Thread(target=self._drive, args=(self._loop,), name="tbx-servers", daemon=True)
             self._thread.start()
         return self._loop

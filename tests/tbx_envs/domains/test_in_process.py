@@ -178,9 +178,9 @@ def test_a_call_that_is_given_up_at_any_moment_prints_nothing_and_its_thread_end
             loop.close = lambda: (driver.abandon(session), type(loop).close(loop))
         return loop
 
-    made, printed, began = asyncio.new_event_loop, [], threading.Event()
+    made, printed, began = asyncio.SelectorEventLoop, [], threading.Event()
     monkeypatch.setattr(threading, "excepthook", printed.append)
-    monkeypatch.setattr(asyncio, "new_event_loop", new_loop)
+    monkeypatch.setattr(asyncio, "SelectorEventLoop", new_loop)
     session = session_with(work)
     driver = in_process._Driver()
     driver.replies = Answers()

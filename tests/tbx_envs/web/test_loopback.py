@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -7,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,7 +18,9 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from tbx_envs.endpoints import transport
 from tbx_envs.errors import ConfigError
+from tbx_envs.thinkingbox.servers import server_pool
 from tbx_envs.web import addresses, loopback
 
 
@@ -32,6 +36,29 @@ def application(ended: list[str], starts: bool = True) -> Starlette:
         return PlainTextResponse("hello")
 
     return Starlette(routes=[Route("/", hello)], lifespan=lifespan)
+
+
+class Uvloop(types.ModuleType):
+    """Stands in for uvloop, which JAX's checkpoints bring along: nothing of it may be used."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"uvloop.{name} is used")
+
+
+def test_servers_and_their_clients_run_in_asyncios_own_loop_where_another_is_installed(monkeypatch: Any) -> None:
+    """Under uvloop, the end of a server's process is not noticed; older uvicorns set it for the whole process."""
+    monkeypatch.setitem(sys.modules, "uvloop", Uvloop("uvloop"))
+    policy = asyncio.get_event_loop_policy()
+    monkeypatch.setattr(asyncio, "new_event_loop", lambda: Uvloop("uvloop").new_event_loop())
+    with loopback.in_thread(application([])) as url:
+        assert asyncio.get_event_loop_policy() is policy
+        assert httpx.get(url).text == "hello"
+    worker = transport._Worker(httpx.AsyncClient())
+    engine = server_pool._Engine("fork")
+    for loop in (worker._loop, engine._started_loop()):
+        assert type(loop) is asyncio.SelectorEventLoop
+    worker.close()
+    engine.close()
 
 
 def test_an_application_is_served_and_ended() -> None:
