@@ -91,7 +91,7 @@ def test_the_lowest_versions_are_those_of_the_metadata(setup):
     wanted = [*lines(setup["options"]["install_requires"]), *lines(setup["options.extras_require"]["dev"])]
     bounded = [line for line in wanted if ">=" in line or "==" in line]
     assert len(bounds) == len(bounded) > 30
-    assert bounds["hydra-core"] == "1.3" and bounds["mcp"] == "2.0" and bounds["jax"] == "0.10.2"
+    assert bounds["hydra-core"] == "1.3.2" and bounds["mcp"] == "2.0" and bounds["jax"] == "0.10.2"
     # What is without one is types only, whose version no result depends on.
     unbounded = {line for line in wanted if line not in bounded and "#" not in line}
     assert unbounded == {"types-jsonschema", "types-PyYAML", "types-tabulate", "types-tqdm"}

@@ -13,8 +13,9 @@ end while the clock stands still.
 
 from __future__ import annotations
 
-# Version 2 stops `time.monotonic` as well: with a clock that stands still, asyncio would wait for ever.
-REQUIREMENT = "time-machine>=3"
+# Version 2 stops `time.monotonic` as well: with a clock that stands still, asyncio would wait for ever. Before 3.3,
+# subclasses of datetime are made as plain ones.
+REQUIREMENT = "time-machine>=3.3"
 
 
 def reason_not_settable() -> str | None:
@@ -25,7 +26,8 @@ def reason_not_settable() -> str | None:
         version = importlib.metadata.version("time-machine")
     except importlib.metadata.PackageNotFoundError:
         return "it has no time-machine"
-    return f"it has time-machine {version}" if int(version.partition(".")[0]) < 3 else None
+    major, minor = version.split(".")[:2]
+    return f"it has time-machine {version}" if (int(major), int(minor)) < (3, 3) else None
 
 
 def set_clock(moment_ns: int, runs: bool) -> None:

@@ -478,7 +478,7 @@ def test_an_interpreter_that_cannot_set_its_clock_is_told_what_to_install(troubl
     (tmp_path / "time_machine-2.19.0.dist-info").mkdir()
     (tmp_path / "time_machine-2.19.0.dist-info" / "METADATA").write_text("Name: time-machine\nVersion: 2.19.0\n")
     old.env["PYTHONPATH"] = str(tmp_path)
-    remedy = r"Run \S+ -m pip install 'time-machine>=3', or give its tasks no clock"
+    remedy = r"Run \S+ -m pip install 'time-machine>=3\.3', or give its tasks no clock"
     for server, why in (without, "it has no time-machine"), (old, r"it has time-machine 2\.19\.0"):
         said = rf"the clock of server 'trouble' cannot be set by \S+: {why}\. {remedy}"
         with ServerPool({"trouble": server}, start=how, knowledge=False) as pool:
