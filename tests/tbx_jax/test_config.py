@@ -50,7 +50,7 @@ def test_every_problem_of_a_configuration_is_reported_with_its_path():
 
 
 def test_a_missing_value_is_refused():
-    with pytest.raises(ConfigError, match="output_dir missing. Add output_dir="):
+    with pytest.raises(ConfigError, match=r"output_dir missing\. Add output_dir="):
         composed("train", "output_dir=???")
 
 

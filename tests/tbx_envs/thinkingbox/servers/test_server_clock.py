@@ -156,8 +156,10 @@ assert moment < shop.now(UTC) < moment + datetime.timedelta(minutes=1)
     )
 
 
-@pytest.mark.parametrize(("installed", "why"), [("3.3.0", None), ("10.0", None), ("3.2.0", "it has time-machine 3.2.0")])
-def test_a_time_machine_that_stops_the_clocks_that_measure_is_not_used(monkeypatch, installed, why):
+@pytest.mark.parametrize(
+    ("installed", "why"), [("3.3.0", None), ("10.0", None), ("3.2.0", "it has time-machine 3.2.0")]
+)
+def test_a_time_machine_that_changes_more_than_the_moment_is_not_used(monkeypatch, installed, why):
     monkeypatch.setattr(importlib.metadata, "version", {"time-machine": installed}.__getitem__)
     assert server_clock.reason_not_settable() == why
 
