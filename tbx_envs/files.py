@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from tbx_envs.errors import ConfigError, StorageError, TbxError
 
@@ -22,6 +22,7 @@ from tbx_envs.errors import ConfigError, StorageError, TbxError
 CHECKSUMS = "tbx_checksums.json"
 # Values of a YAML text with every alias written out: one for each character is more than any text without aliases has.
 _FEWEST_YAML_VALUES = 100_000
+_PIECE_BYTES = 4096
 
 
 # --- reading ------------------------------------------------------------------------------------------------
@@ -94,7 +95,7 @@ def refuse_record(path: Path, number: int, what: str, reason: Exception | str, *
 
 def _record(line: bytes, path: Path, number: int, what: str, to_do: str) -> dict[str, Any]:
     try:
-        value = json.loads(line.decode("utf-8"))
+        value = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as reason:  # UnicodeDecodeError is a ValueError
         shown = line[:40].decode("utf-8", "replace")
         raise ConfigError(
@@ -214,7 +215,12 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write lines, completely or not at all; raises as `write_bytes`."""
-    _write(path, (line.encode("utf-8") + b"\n" for line in lines))
+    _write(path, (_encoded(line) for line in lines))
+
+
+def _encoded(line: str) -> bytes:
+    """A line of a file; half a surrogate pair becomes its escape, which JSON reads back."""
+    return line.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -235,20 +241,22 @@ def _write(path: Path, parts: Iterable[bytes]) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(new, path)
-        except OSError:
+        except BaseException:
             new.unlink(missing_ok=True)
             raise
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line; the operating system has it when this returns.
+    """Append a line; the operating system has it when this returns. A last line that was cut off goes first.
 
     Raises:
         StorageError: the line cannot be written; the file ends as before.
     """
     # Without a buffer: what could not be written must not be tried again when the file is closed.
-    with storing(path), path.open("ab", buffering=0) as file:
-        before, rest = file.seek(0, os.SEEK_END), memoryview(line.encode("utf-8") + b"\n")
+    with storing(path), path.open("ab+", buffering=0) as file:
+        before, rest = _end_of_lines(file), memoryview(_encoded(line))
+        if before < file.seek(0, os.SEEK_END):
+            file.truncate(before)
         try:
             while rest:
                 rest = rest[file.write(rest) :]
@@ -256,6 +264,19 @@ def append_line(path: Path, line: str) -> None:
             with contextlib.suppress(OSError):
                 os.truncate(path, before)
             raise
+
+
+def _end_of_lines(file: BinaryIO) -> int:
+    """Where the last whole line of a file ends."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - _PIECE_BYTES)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
 
 
 # --- checksums ----------------------------------------------------------------------------------------------
@@ -270,7 +291,9 @@ def sha256_of(path: Path) -> str:
 def write_checksums(folder: Path) -> None:
     """Write the checksums of all files in a folder into it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / CHECKSUMS)
-    write_json(folder / CHECKSUMS, {path.relative_to(folder).as_posix(): sha256_of(path) for path in files})
+    with storing(folder / CHECKSUMS):
+        checksums = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
+    write_json(folder / CHECKSUMS, checksums)
 
 
 def damage(folder: Path, concerns: Callable[[str], bool] = lambda name: True) -> list[str] | None:
@@ -287,11 +310,16 @@ def damage(folder: Path, concerns: Callable[[str], bool] = lambda name: True) ->
         checksums = read_object(path, "checksums", to_do=f"Remove {CHECKSUMS} to do without.")
     except ConfigError as error:
         return [str(error)]
+    if not checksums:
+        return [f"{CHECKSUMS} names no file"]
     found = []
     for name, checksum in checksums.items():
         if not concerns(name):
             continue
         path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            found.append(f"{name} is no file of the folder")
+            continue
         try:
             if sha256_of(path) != checksum:
                 size = path.stat().st_size

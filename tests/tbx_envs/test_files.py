@@ -16,7 +16,16 @@ from tbx_envs.evaluation.report import run_summary
 from tbx_envs.evaluation.run import run, tallies_of
 from tbx_envs.evaluation.task_lists import select_tasks
 from tbx_envs.evaluation.transcripts import load_episodes
-from tbx_envs.files import append_line, damage, parsed_json, write_checksums, write_json
+from tbx_envs.files import (
+    CHECKSUMS,
+    append_line,
+    damage,
+    parsed_json,
+    read_records,
+    write_checksums,
+    write_json,
+    write_lines,
+)
 
 UIDS = ("clinic/cancel_visit/000", "clinic/cancel_visit/001")
 POLICY = {"name": "scripted", "error_rate": 0.5}
@@ -154,6 +163,29 @@ def test_checksums_tell_every_file_that_was_changed_emptied_or_removed(tmp_path)
     (tmp_path / "inner" / "d").unlink()
     assert damage(tmp_path) == ["a is empty", "b has other content than was saved (5 bytes)", "inner/d is missing"]
     assert damage(tmp_path, lambda name: name == "c") == []
+    (tmp_path / CHECKSUMS).write_text("{}")
+    assert damage(tmp_path) == [f"{CHECKSUMS} names no file"]
+    (tmp_path / CHECKSUMS).write_text('{"../elsewhere": "0"}')
+    assert damage(tmp_path) == ["../elsewhere is no file of the folder"]
+
+
+@pytest.mark.parametrize("size", [3, 5000])
+def test_a_line_that_was_cut_off_takes_no_part_in_the_next_one(tmp_path, size):
+    """Its process was killed while it wrote."""
+    path = tmp_path / "lines.jsonl"
+    for kept in ([], ['{"n": 1}', '{"n": 2}']):
+        path.write_text("".join(f"{line}\n" for line in kept) + '{"' + "n" * size)
+        append_line(path, json.dumps({"n": "\ud800"}, ensure_ascii=False))
+        read = [record for _, record in read_records(path, "lines", to_do="")]
+        assert read == [*map(json.loads, kept), {"n": "\ud800"}]
+
+
+def test_what_cannot_be_encoded_is_written_as_json_reads_it_back(tmp_path):
+    write_json(tmp_path / "a.json", {"name": "\udcff"})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"name": "\udcff"}
+    with pytest.raises(ZeroDivisionError):
+        write_lines(tmp_path / "a.json", (str(1 // number) for number in (1, 0)))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
 @pytest.mark.parametrize("text", ['{"a": 1, "b": {"c": 1, "c": 1}}', "[NaN]", "-Infinity", "1e400", '{"a": 1} x'])
