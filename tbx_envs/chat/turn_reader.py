@@ -33,7 +33,7 @@ from tbx_envs.chat.typed_values import typed_arguments
 Body = Literal["object", "block"] | None
 Call = tuple[str, Mapping[str, Any]]
 
-_FENCE_OPEN = re.compile(r"```[\w-]*+[ \t]*+\n\s*+")
+_FENCE_OPEN = re.compile(r"```[\w-]*+[ \t\r]*+\n\s*+")
 _FENCE_CLOSE = re.compile(r"\s*+```")
 _KEY = "(?:id|name|arguments|parameters|type|function)"
 _KEYS = rf"""["']{_KEY}["']\s*+:"""

@@ -143,6 +143,8 @@ NEARLY = [
 def test_a_call_that_is_nearly_right_and_has_one_reading_is_read_and_counted(chat_format, text):
     turn = read(text, chat_format)
     assert made(turn) == [("cancel", {"code": "1"})] and len(turn.calls) == 1
+    windows = read(text.replace("\n", "\r\n"), chat_format)
+    assert (made(windows), windows.text) == (made(turn), turn.text)
     own = {"hermes": [NEARLY[5]], "qwen3_coder": [NEARLY[4]], "llama3_json": [NEARLY[15]]}[chat_format]
     assert turn.num_lenient == (text not in own)
     assert turn.text == ("Let me see." if text.startswith("Let") else "")
