@@ -79,7 +79,7 @@ def read_records(path: Path, what: str, *, to_do: str) -> Iterator[tuple[int, di
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.endswith(b"\n"):
-                    yield number, _record(line, path, number, what, to_do)
+                    yield number, parsed_record(line, path, number, what, to_do=to_do)
     except FileNotFoundError as reason:
         raise ConfigError(f"{path}: {what} are not there. {to_do}") from reason
     except OSError as reason:
@@ -93,7 +93,12 @@ def refuse_record(path: Path, number: int, what: str, reason: Exception | str, *
     raise ConfigError(f"{path} line {number}: not one of {what}: {said}. {to_do}") from cause
 
 
-def _record(line: bytes, path: Path, number: int, what: str, to_do: str) -> dict[str, Any]:
+def parsed_record(line: bytes, path: Path, number: int, what: str, *, to_do: str) -> dict[str, Any]:
+    """The object of one line of a file of JSON lines.
+
+    Raises:
+        ConfigError: it is not JSON, or no object.
+    """
     try:
         value = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as reason:  # UnicodeDecodeError is a ValueError
@@ -304,14 +309,14 @@ def damage(folder: Path, concerns: Callable[[str], bool] = lambda name: True) ->
         concerns: function that says by its path in the folder whether a file is looked at.
     """
     path = folder / CHECKSUMS
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
     try:
         checksums = read_object(path, "checksums", to_do=f"Remove {CHECKSUMS} to do without.")
     except ConfigError as error:
-        return [str(error)]
-    if not checksums:
-        return [f"{CHECKSUMS} names no file"]
+        return [str(error).removesuffix(".")]
+    if not checksums:  # a folder that was saved has files
+        return [f"{CHECKSUMS} lists no file"]
     found = []
     for name, checksum in checksums.items():
         if not concerns(name):

@@ -51,8 +51,12 @@ def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
     """
     rows = []
     for number, row in read_records(path, _WHAT, to_do=_TO_DO):
-        if not isinstance(row.get("step"), int):
+        if type(row.get("step")) is not int:
             refuse_record(path, number, _WHAT, f"'step' is {row.get('step')!r}", to_do=_TO_DO)
+        try:
+            _line(row)  # a resumed run writes the row again
+        except ValueError as reason:
+            refuse_record(path, number, _WHAT, reason, to_do=_TO_DO)
         rows.append(row)
     return rows
 

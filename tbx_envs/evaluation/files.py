@@ -15,7 +15,16 @@ from tbx_envs.endpoints.costs import NOTHING_USED, TokenUsage, usage_counts, usa
 from tbx_envs.episode import Episode
 from tbx_envs.errors import ConfigError
 from tbx_envs.evaluation.transcripts import episode_record
-from tbx_envs.files import append_line, read_object, read_records, refuse_record, storing, write_json, write_lines
+from tbx_envs.files import (
+    append_line,
+    parsed_record,
+    read_object,
+    read_records,
+    refuse_record,
+    storing,
+    write_json,
+    write_lines,
+)
 
 Row = dict[str, Any]
 
@@ -23,6 +32,7 @@ _TO_DO = "Restore it from a copy, or choose another output_dir."
 # What every row has, and what its values are; tbx 0.1 wrote these already.
 _ROW_KEYS: Mapping[str, tuple[type, ...]] = {
     "uid": (str,),
+    "family": (str,),
     "attempt": (int,),
     "passed": (bool, type(None)),
     "fault": (str, type(None)),
@@ -69,14 +79,27 @@ class RunLog:
         else:
             write_json(rows_path.with_name(HEADER), fingerprint)
         self.rows = _rows_in(rows_path)
-        if self.rows and not self._episodes_path.is_file():
-            raise ConfigError(
-                f"{self._episodes_path}: the episodes are not there, and {rows_path.name} beside it has "
-                f"{len(self.rows)} rows of them. {_TO_DO}"
-            )
+        self._refuse_rows_alone()
         self.void_tries = _rows_in(self._voids_path)
         for path in (rows_path, self._episodes_path, self._voids_path, rows_path.with_name(_SPENDING)):
             _drop_cut_line(path)
+
+    def _refuse_rows_alone(self) -> None:
+        """Checks that every row has its episode: at its end the run writes both files anew, without what is lost."""
+        if not self.rows:
+            return
+        if not self._episodes_path.is_file():
+            raise ConfigError(
+                f"{self._episodes_path}: the episodes are not there, and {self._rows_path.name} beside it has "
+                f"{len(self.rows)} rows of them. {_TO_DO}"
+            )
+        missing = self.rows.keys() - _last_places(self._episodes_path).keys()
+        if missing:
+            uid, attempt = min(missing)
+            raise ConfigError(
+                f"{self._episodes_path}: it lacks the episodes of {len(missing)} of the {len(self.rows)} rows in "
+                f"{self._rows_path.name} beside it, such as attempt {attempt} at {uid}. {_TO_DO}"
+            )
 
     def append(self, row: Row, episode: Episode) -> None:
         """Write one attempt; the operating system has it when this returns."""
@@ -178,6 +201,8 @@ def _fingerprint(header: Path) -> dict[str, Any]:
     fingerprint = read_object(header, "the header of an evaluation run", to_do=_TO_DO)
     if (odd := _odd_key(fingerprint, _HEADER_KEYS)) is not None:
         raise ConfigError(f"{header}: not the header of an evaluation run: {odd}. {_TO_DO}")
+    if (odd := _odd_key(fingerprint["policy"], {"name": (str,)})) is not None:
+        raise ConfigError(f"{header}: not the header of an evaluation run: of its policy, {odd}. {_TO_DO}")
     return {**fingerprint, "policy": with_current_keys(fingerprint["policy"])}
 
 
@@ -218,17 +243,18 @@ def _drop_cut_line(path: Path) -> None:
 
 
 def _last_places(path: Path) -> dict[tuple[str, int], int]:
-    """(uid, attempt) -> place in the file at which its last episode starts."""
+    """(uid, attempt) -> place in the file at which its last episode starts; a last line that was cut off has none."""
     places: dict[tuple[str, int], int] = {}
+    what = "episodes of an evaluation run"
     if path.is_file():
         with path.open("rb") as file:
             place = 0
             for number, line in enumerate(file, start=1):
-                try:
-                    record = json.loads(line)
+                if line.endswith(b"\n"):
+                    record = parsed_record(line, path, number, what, to_do=_TO_DO)
+                    if (odd := _odd_key(record, {"uid": (str,), "attempt": (int,)})) is not None:
+                        refuse_record(path, number, what, odd, to_do=_TO_DO)
                     places[record["uid"], record["attempt"]] = place
-                except (ValueError, TypeError, KeyError) as error:
-                    refuse_record(path, number, "episodes of an evaluation run", error, to_do=_TO_DO)
                 place += len(line)
     return places
 

@@ -7,6 +7,7 @@ from which nothing is learnt. The selection precedes training; the file has the 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import json
@@ -191,9 +192,23 @@ def read_pool(path: Path | str) -> Pool:
     try:
         record = read_object(path, "a pool", to_do="Make one with `tbx pool`.")
         candidates = tuple(PoolTask(**task) for task in record.pop("tasks"))
-        return Pool(candidates=candidates, **{**record, "bands": tuple(record["bands"])})
+        pool = Pool(candidates=candidates, **{**record, "bands": tuple(record["bands"])})
+        _refuse_other_kinds(pool)
+        return pool
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is not a pool file ({error}). Make one with `tbx pool`.") from error
+
+
+def _refuse_other_kinds(pool: Pool) -> None:
+    """Raises ValueError for values of another kind than the program reads: a text of "false" is true."""
+    if type(pool.trained_on_benchmark) is not bool:
+        raise ValueError(f"{MARK} is {pool.trained_on_benchmark!r}, wanted true or false")
+    for task in pool.candidates:
+        if not isinstance(task.uid, str) or type(task.kept) is not bool:
+            raise ValueError(f"a task has uid {task.uid!r} and kept {task.kept!r}, wanted a text and true or false")
+    uids = collections.Counter(task.uid for task in pool.candidates)
+    if twice := [uid for uid, count in uids.items() if count > 1]:
+        raise ValueError(f"{len(twice)} tasks are there twice, such as {twice[0]}")
 
 
 def load_pool(path: Path | str) -> Pool:

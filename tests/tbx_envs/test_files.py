@@ -122,6 +122,42 @@ def test_a_run_whose_episodes_are_gone_is_neither_resumed_nor_graded_again(finis
         regrade(folder, tmp_path / "again" / "rows.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("damage_of", "said"),
+    [
+        (lambda lines: [], "lacks the episodes of 2 of the 2 rows"),
+        (lambda lines: lines[1:], "lacks the episodes of 1 of the 2 rows .*, such as attempt 0 at "),
+        (lambda lines: [lines[0], lines[1][:-9]], "lacks the episodes of 1 of the 2 rows"),  # cut off, its row is whole
+        (lambda lines: [lines[0].replace(b"clinic", b"cliniq"), lines[1]], "lacks the episodes of 1 of the 2 rows"),
+        (lambda lines: [*lines, b"\n"], "line 3 is not JSON"),
+        (lambda lines: [*lines, b"[" * 100_000 + b"\n"], "line 3 is not JSON .*nested too deeply"),
+        (lambda lines: [*lines, b'{"uid": [], "attempt": 0}\n'], "line 3: not one of episodes .*: 'uid' is "),
+    ],
+)
+def test_a_run_that_lacks_episodes_of_its_rows_is_not_resumed_and_loses_no_more(finished, tmp_path, damage_of, said):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    lines = (folder / "episodes.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "episodes.jsonl").write_bytes(damaged := b"".join(damage_of(lines)))
+    with pytest.raises(ConfigError, match=rf"episodes\.jsonl.*{said}.*Restore it from a copy"):
+        evaluated(folder)
+    assert (folder / "episodes.jsonl").read_bytes() == damaged
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [
+        ("evaluation.json", '"name": ', '"n": ', "of its policy, 'name' is missing"),
+        ("rows.jsonl", '"family": ', '"family": [], "f": ', r"'family' is \[\]"),
+        ("rows.jsonl", '"family": ', '"f": ', "'family' is missing"),
+    ],
+)
+def test_a_key_that_a_report_needs_is_missed_when_the_file_is_read(finished, tmp_path, name, old, new, said):
+    folder = shutil.copytree(finished, tmp_path / "run")
+    (folder / name).write_text((folder / name).read_text().replace(old, new))
+    with pytest.raises(ConfigError, match=said):
+        load_rows(folder)
+
+
 def test_a_record_of_a_run_that_is_no_text_comes_back_as_it_was_when_the_next_run_is_refused(tmp_path):
     (tmp_path / "run.json").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="refused"), provenance(tmp_path, {}, ["tbx", "evaluate"]):
@@ -164,9 +200,12 @@ def test_checksums_tell_every_file_that_was_changed_emptied_or_removed(tmp_path)
     assert damage(tmp_path) == ["a is empty", "b has other content than was saved (5 bytes)", "inner/d is missing"]
     assert damage(tmp_path, lambda name: name == "c") == []
     (tmp_path / CHECKSUMS).write_text("{}")
-    assert damage(tmp_path) == [f"{CHECKSUMS} names no file"]
+    assert damage(tmp_path) == [f"{CHECKSUMS} lists no file"]
     (tmp_path / CHECKSUMS).write_text('{"../elsewhere": "0"}')
     assert damage(tmp_path) == ["../elsewhere is no file of the folder"]
+    (tmp_path / CHECKSUMS).unlink()
+    (tmp_path / CHECKSUMS).mkdir()
+    assert "Is a directory" in damage(tmp_path)[0]
 
 
 @pytest.mark.parametrize("size", [3, 5000])

@@ -112,6 +112,24 @@ def test_what_is_no_pool_file_is_refused(tmp_path, text):
         load_pool(tmp_path / "pool.json")
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda record: record.update(trained_on_benchmark="false"), "trained_on_benchmark is 'false', wanted true or"),
+        (lambda record: record["tasks"][0].update(kept="false"), "kept 'false'"),
+        (lambda record: record["tasks"][0].update(uid=None), "uid None"),
+        (lambda record: record["tasks"].append(record["tasks"][0]), "1 tasks are there twice, such as clinic/"),
+    ],
+)
+def test_values_of_another_kind_in_a_pool_are_not_taken_for_true(tmp_path, change, said):
+    path = tmp_path / "pool.json"
+    save_pool(select_pool(tallies((4,)), bands=("medium",), policy=POLICY, seed=0), path)
+    change(record := json.loads(path.read_text()))
+    path.write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match=rf"pool\.json is not a pool file \(.*{said}"):
+        load_pool(path)
+
+
 def test_a_pool_that_is_not_there_says_how_to_make_one(tmp_path):
     with pytest.raises(ConfigError, match="Make one with `tbx pool`"):
         load_pool(tmp_path / "pool.json")
