@@ -322,7 +322,7 @@ def damage(folder: Path, concerns: Callable[[str], bool] = lambda name: True) ->
         if not concerns(name):
             continue
         path = folder / name
-        if not path.resolve().is_relative_to(folder.resolve()):
+        if Path(name).is_absolute() or ".." in Path(name).parts:  # by its name: the Hub's files are links to elsewhere
             found.append(f"{name} is no file of the folder")
             continue
         try:
